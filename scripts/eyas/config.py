@@ -1,0 +1,227 @@
+"""The typed configuration: what config/*.yaml may say, and what each mistake is told.
+
+The models are strict: a key that does not exist is an error that names the nearest valid one.
+Snakemake merges the YAML files (and `--config`) into one dict; `parse` checks it. A script that is
+run by hand reads the same files with `load`.
+"""
+
+import difflib
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from eyas.errors import EyasError
+
+ROOT = Path(__file__).resolve().parents[2]
+DEFAULT_CONFIGFILES = (ROOT / "config/config.yaml", ROOT / "config/datasets.yaml")
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Source(Strict):
+    """Where files come from: exactly one of a Hub repository, a local folder, a Python package."""
+
+    repo: str | None = Field(None, description="Hub repository, as owner/name.")
+    repo_type: Literal["dataset", "model"] = Field("dataset", description="Kind of Hub repository.")
+    revision: str = Field("main", description="Commit (best), tag or branch of `repo`; what it resolves to is recorded.")
+    folder: str | None = Field(None, description="Local folder that holds the files; relative to the working directory.")
+    package: str | None = Field(None, description="Installed Python package (import name) that carries the files.")
+    config: str | None = Field(None, description="Configuration of the dataset on the Hub; stands for {config} in `files`.")
+    files: tuple[str, ...] = Field(min_length=1, description="File names or patterns (* ? []) inside the source.")
+
+    @model_validator(mode="after")
+    def one_place(self) -> "Source":
+        places = [key for key in ("repo", "folder", "package") if getattr(self, key)]
+        if len(places) != 1:
+            found = " and ".join(places) or "none of them"
+            raise ValueError(
+                f"a source names exactly one of repo, folder, package; found {found} "
+                "(in a config file laid over another, set the one below to null)"
+            )
+        if self.config is None and any("{config}" in f for f in self.files):
+            raise ValueError("`files` says {config} but the source has no `config`: name one, e.g. config: all")
+        return self
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        return tuple(f.replace("{config}", self.config or "") for f in self.files)
+
+    @property
+    def place(self) -> str:
+        """The source in words, for messages."""
+        if self.repo:
+            return f"{self.repo} ({self.repo_type}) at {self.revision}"
+        return f"folder {self.folder}" if self.folder else f"package {self.package}"
+
+
+class Target(Strict):
+    """The model that the draft imitates."""
+
+    name: str = Field(description="Name for messages and reports.")
+    tokenizer: Source = Field(description="Files of the tokenizer and its chat template; a lone .gguf file is converted.")
+    trust_remote_code: bool = Field(False, description="Whether the tokenizer's own Python code may run (Kimi needs it).")
+    chat_format: Literal["kimi", "template"] = Field(
+        "template",
+        description="`kimi`: Kimi's structure as written in eyas/chat/kimi.py; `template`: frames read off the chat template.",
+    )
+    expected_tokens: dict[str, int] = Field(
+        default_factory=dict,
+        description="Token → id that the loaded tokenizer must agree with; a wrong backend is refused.",
+    )
+
+
+class Preparation(Strict):
+    """How a dataset becomes records; each key can be set for all (`prepare:`) or for one dataset."""
+
+    cap: int | None = Field(None, ge=1, description="Keep at most so many rows, chosen by a hash of their content; null: all.")
+    max_tokens: int = Field(8192, ge=16, description="Longer prompts or records are counted as too_long, never cut.")
+    turns: Literal["first_user", "last_user"] = Field(
+        "first_user", description="Prompts: context up to the first user turn with text, or all turns up to the last user turn."
+    )
+    loss_mask: Literal["assistant", "after_first_user"] = Field(
+        "assistant", description="Tokenized sets: train the assistant's tokens, or each token after the first user message."
+    )
+    max_rejected: float = Field(0.05, ge=0, le=1, description="A larger share of damaged rows fails the dataset.")
+    min_yield: float = Field(0.5, ge=0, le=1, description="`snakemake probe` fails a dataset that keeps a smaller share of rows.")
+
+
+class Dataset(Strict):
+    """One dataset: where it comes from, which adapter reads it, what it becomes."""
+
+    adapter: Name = Field(description="Module in scripts/eyas/adapters that reads its rows.")
+    produces: Literal["prompts", "tokenized_data"] = Field(
+        description="`prompts`: the target must still answer; `tokenized_data`: already the target's words."
+    )
+    sources: tuple[Source, ...] = Field(min_length=1, description="The files it is made of, in order.")
+    options: dict[str, Any] = Field(default_factory=dict, description="The adapter's own options (see its module).")
+    prepare: dict[str, Any] = Field(default_factory=dict, description="Keys of `prepare:` that differ for this dataset.")
+
+
+class Resources(Strict):
+    """What a rule asks of the machine."""
+
+    prepare_threads: int = Field(2, ge=1, description="Worker processes (one thread each) that tokenize one dataset.")
+    prepare_mem_mb: int = Field(4000, ge=500, description="Memory that one prepare job asks for, in MB.")
+
+
+class Config(Strict):
+    target: Target
+    prepare: Preparation = Preparation()
+    probe_rows: int = Field(300, ge=1, description="Rows of each dataset that `snakemake probe` reads.")
+    resources: Resources = Resources()
+    datasets: dict[Name, Dataset] = Field(min_length=1, description="Name → dataset; the name is the folder of its files.")
+
+    @model_validator(mode="after")
+    def prepare_of_each_dataset(self) -> "Config":
+        for name in self.datasets:
+            self.preparation(name)
+        return self
+
+    def dataset(self, name: str) -> Dataset:
+        if name not in self.datasets:
+            raise EyasError(f"datasets: there is no {name!r}{_nearest(name, self.datasets)}; known: {', '.join(self.datasets)}")
+        return self.datasets[name]
+
+    def preparation(self, name: str) -> Preparation:
+        """`prepare:` with the dataset's own keys laid over it."""
+        own = self.datasets[name].prepare
+        try:
+            return Preparation.model_validate({**self.prepare.model_dump(), **own})
+        except ValidationError as error:
+            raise ValueError(f"datasets.{name}.prepare: {_explain(error, Preparation)}") from error
+
+    def names(self, produces: str | None = None) -> list[str]:
+        """Names of the datasets, of one class when `produces` is given, in the config's order."""
+        return [n for n, d in self.datasets.items() if produces in (None, d.produces)]
+
+    def prepare_settings(self, name: str) -> dict:
+        """Everything that decides what `prepared/<name>/` holds, as plain JSON.
+
+        It travels to the job, is recorded in stats.json, and tells a stale file from a current one.
+        """
+        dataset, preparation = self.dataset(name), self.preparation(name)
+        settings = {
+            "dataset": name,
+            **dataset.model_dump(mode="json", include={"adapter", "produces", "options", "sources"}),
+            **preparation.model_dump(mode="json", exclude={"min_yield"}),
+            "target": self.target.model_dump(mode="json"),
+        }
+        settings.pop("loss_mask" if dataset.produces == "prompts" else "turns")
+        return settings
+
+
+def parse(raw: dict) -> Config:
+    """Check a merged configuration dict; EyasError lists every mistake with its remedy."""
+    try:
+        return Config.model_validate(raw)
+    except ValidationError as error:
+        raise EyasError(f"the configuration is not valid:\n{_explain(error, Config)}") from None
+
+
+def load(configfiles: list[Path] | None = None) -> Config:
+    """Read and merge YAML files (later ones win, key by key), as Snakemake does."""
+    merged: dict = {}
+    for path in configfiles or DEFAULT_CONFIGFILES:
+        try:
+            layer = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+        except FileNotFoundError:
+            raise EyasError(f"{path}: no such config file") from None
+        except yaml.YAMLError as error:
+            raise EyasError(f"{path}: not valid YAML: {error}") from None
+        _merge(merged, layer)
+    return parse(merged)
+
+
+def schema() -> dict:
+    """The JSON schema of a merged configuration (config/schema.json is generated from it)."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Config.model_json_schema()}
+
+
+def _merge(below: dict, above: dict) -> None:
+    for key, value in above.items():
+        if isinstance(value, dict) and isinstance(below.get(key), dict):
+            _merge(below[key], value)
+        else:
+            below[key] = value
+
+
+def _nearest(key: str, valid) -> str:
+    close = difflib.get_close_matches(key, list(valid), n=1, cutoff=0.6)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _explain(error: ValidationError, model: type[BaseModel]) -> str:
+    lines = []
+    for e in error.errors():
+        where = ".".join(str(p) for p in e["loc"]) or "config"
+        if e["type"] == "extra_forbidden":
+            keys = _fields_at(model, e["loc"][:-1])
+            lines.append(f"  {where}: no such key{_nearest(str(e['loc'][-1]), keys)}; valid: {', '.join(keys)}")
+        else:
+            message = e["msg"].removeprefix("Value error, ")
+            found = "" if e["type"] == "missing" or isinstance(e["input"], dict | BaseModel) else f" (found {json.dumps(e['input'], default=str)})"
+            lines.append(f"  {where}: {message}{found}")
+    return "\n".join(lines)
+
+
+def _fields_at(model: type[BaseModel], loc: tuple) -> list[str]:
+    """Valid keys of the model that stands at `loc` below `model`."""
+    for part in loc:
+        if not isinstance(part, str) or part not in model.model_fields:
+            continue  # an index, or the name of a dataset
+        for candidate in _models_in(model.model_fields[part].annotation):
+            model = candidate
+    return list(model.model_fields)
+
+
+def _models_in(annotation) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [m for a in getattr(annotation, "__args__", ()) for m in _models_in(a)]

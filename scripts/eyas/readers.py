@@ -1,0 +1,250 @@
+"""Rows from JSONL, JSON and Parquet files, a batch at a time; nothing is loaded whole.
+
+`open_rows` gives a reader by the file's ending. Its `batches()` yield lists of (row number, value), the
+number counted from 1: the line of a JSONL file, the item of a JSON array or object, the row of a
+Parquet file. A line that is not JSON is yielded as a `BadRow`; a file that is damaged as a
+whole (cut off, not Parquet, a broken array) raises EyasError with the file and the place.
+"""
+
+import codecs
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+
+from eyas.errors import EyasError
+
+READ_BYTES = 4 << 20
+BATCH_BYTES = 16 << 20  # of the needed columns, decoded
+LARGEST_ITEM_CHARS = 256 << 20
+
+
+class BadRow(NamedTuple):
+    """What stands in place of a row that cannot be parsed."""
+
+    reason: str
+    detail: str
+
+
+def open_rows(path: Path, columns: tuple[str, ...] | None) -> "ParquetRows | JsonLines | JsonItems":
+    """A reader for `path`; `columns`: those that are needed, or None for all (Parquet decodes only these)."""
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        return ParquetRows(path, columns)
+    if suffix in (".jsonl", ".ndjson"):
+        return JsonLines(path)
+    if suffix == ".json":
+        return JsonLines(path) if _holds_lines(path) else JsonItems(path)
+    raise EyasError(f"{path}: unknown kind of file; expected .parquet, .jsonl, .ndjson or .json: change `files` of the source")
+
+
+class ParquetRows:
+    """A Parquet file, read by column and batch. A missing column fails at once, with the columns found."""
+
+    def __init__(self, path: Path, columns: tuple[str, ...] | None):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        self.path = path
+        try:
+            self.file = pq.ParquetFile(path, pre_buffer=False)
+        except (pa.ArrowException, OSError) as error:
+            raise EyasError(f"{path}: not a whole Parquet file: {error}: fetch it again") from None
+        self.columns = list(self.file.schema_arrow.names)
+        if missing := [c for c in columns or () if c not in self.columns]:
+            raise EyasError(
+                f"{path}: column {', '.join(missing)} is missing; columns found: {', '.join(self.columns)}: "
+                "the dataset has changed: pin the revision that had it, or mend the adapter"
+            )
+        self.needed = list(columns or self.columns)
+        self.rows = self.file.metadata.num_rows
+        self.done = 0  # rows given out
+
+    @property
+    def fraction_done(self) -> float:
+        return self.done / self.rows if self.rows else 1.0
+
+    def batches(self) -> Iterator[list[tuple[int, Any]]]:
+        for first, batch in self.arrow_batches():
+            yield list(enumerate(batch.to_pylist(), start=first))
+
+    def arrow_batches(self) -> Iterator[tuple[int, Any]]:
+        """(number of the first row, pyarrow.RecordBatch) of about BATCH_BYTES each."""
+        import pyarrow as pa
+
+        batches = self.file.iter_batches(batch_size=self._batch_rows(), columns=self.needed, use_threads=False)
+        while True:
+            try:
+                batch = next(batches, None)
+            except (pa.ArrowException, OSError) as error:
+                raise EyasError(f"{self.path}: damaged after row {self.done:,} of {self.rows:,}: {error}: fetch it again") from None
+            if batch is None:
+                return
+            first = self.done + 1
+            self.done += batch.num_rows
+            yield first, batch
+
+    def _batch_rows(self) -> int:
+        """Rows that decode to about BATCH_BYTES of the needed columns, by the file's own statistics."""
+        metadata, size = self.file.metadata, 0
+        for g in range(metadata.num_row_groups):
+            group = metadata.row_group(g)
+            chunks = (group.column(c) for c in range(group.num_columns))
+            size += sum(c.total_uncompressed_size for c in chunks if c.path_in_schema.split(".")[0] in self.needed)
+        return max(16, min(16384, BATCH_BYTES * self.rows // max(size, 1)))
+
+
+class JsonLines:
+    """A JSONL file: one JSON value a line; a BOM, CRLF and blank lines are nothing special."""
+
+    def __init__(self, path: Path):
+        self.path, self.columns = path, None
+        self.size, self.done = path.stat().st_size, 0  # bytes
+
+    @property
+    def fraction_done(self) -> float:
+        return self.done / self.size if self.size else 1.0
+
+    def batches(self) -> Iterator[list[tuple[int, Any]]]:
+        batch, held, number = [], 0, 0
+        with open(self.path, "rb", buffering=READ_BYTES) as file:
+            for line in file:
+                number += 1
+                self.done += len(line)
+                if number == 1:
+                    line = line.removeprefix(codecs.BOM_UTF8)
+                if line.isspace() or not line:
+                    continue
+                batch.append((number, parse_line(line)))
+                held += len(line)
+                if held >= BATCH_BYTES or len(batch) >= 1024:
+                    yield batch
+                    batch, held = [], 0
+        if batch:
+            yield batch
+
+
+class JsonItems:
+    """A JSON file that is one array of rows, or one object of rows by key (the row gets its key as `_key`)."""
+
+    def __init__(self, path: Path):
+        self.path, self.columns = path, None
+        self.size, self.done = path.stat().st_size, 0  # bytes
+
+    @property
+    def fraction_done(self) -> float:
+        return self.done / self.size if self.size else 1.0
+
+    def batches(self) -> Iterator[list[tuple[int, Any]]]:
+        batch, since = [], 0
+        for number, value in enumerate(self._items(), start=1):
+            batch.append((number, value))
+            if len(batch) >= 1024 or self.done - since >= BATCH_BYTES:
+                yield batch
+                batch, since = [], self.done
+        if batch:
+            yield batch
+
+    def _items(self) -> Iterator[Any]:
+        with open(self.path, "rb") as file:
+            text = _Text(file, self)
+            opening = text.next_char()
+            if opening not in ("[", "{"):
+                raise EyasError(f"{self.path}: begins with {opening!r}, expected a JSON array or object of rows")
+            closing, number = {"[": "]", "{": "}"}[opening], 0
+            if text.next_char(peek=True) == closing:
+                text.next_char()
+            else:
+                while True:
+                    key = None
+                    if opening == "{":
+                        key = text.value(number + 1)
+                        if text.next_char() != ":":
+                            raise text.error(number + 1, "expected ':' after a key")
+                    value = text.value(number + 1)
+                    number += 1
+                    yield {"_key": key, **value} if key is not None and isinstance(value, dict) else value
+                    follows = text.next_char()
+                    if follows == closing:
+                        break
+                    if follows != ",":
+                        raise text.error(number, f"expected ',' or '{closing}' after the item, found {follows or 'the end of the file'!r}")
+            if rest := text.next_char():
+                raise text.error(number, f"text after the end: {rest!r}")
+
+
+class _Text:
+    """A window on a JSON file's characters that grows and moves on as values are taken from it."""
+
+    decoder = json.JSONDecoder(strict=False)
+
+    def __init__(self, file, owner: JsonItems):
+        self.file, self.owner = file, owner
+        self.decode = codecs.getincrementaldecoder("utf-8-sig")(errors="replace").decode
+        self.text, self.at, self.ended = "", 0, False
+
+    def grow(self) -> bool:
+        """Read on (at least as much as is held, so that a long value is scanned a few times only)."""
+        if self.ended:
+            return False
+        block = self.file.read(max(READ_BYTES, len(self.text) - self.at))
+        self.ended = not block
+        self.text, self.at = self.text[self.at :] + self.decode(block, final=self.ended), 0
+        self.owner.done = self.file.tell()
+        return True
+
+    def next_char(self, peek: bool = False) -> str:
+        """The next character that is not white space; "" at the end of the file."""
+        while True:
+            while self.at < len(self.text) and self.text[self.at] in " \t\r\n":
+                self.at += 1
+            if self.at < len(self.text):
+                self.at += not peek
+                return self.text[self.at - (not peek)]
+            if not self.grow():
+                return ""
+
+    def value(self, number: int) -> Any:
+        self.next_char(peek=True)
+        while True:
+            try:
+                value, end = self.decoder.raw_decode(self.text, self.at)
+                if end < len(self.text) or self.ended:  # else a number could go on
+                    self.at = end
+                    return value
+            except json.JSONDecodeError as error:
+                cut = error.msg.startswith("Unterminated string") or error.pos >= len(self.text) - 16
+                if not cut or len(self.text) - self.at > LARGEST_ITEM_CHARS:
+                    raise self.error(number, error.msg) from None
+                if self.ended:
+                    raise self.error(number, f"the file ends inside it ({error.msg})") from None
+            except RecursionError:
+                raise self.error(number, "nested too deeply") from None
+            self.grow()
+
+    def error(self, number: int, what: str) -> EyasError:
+        return EyasError(
+            f"{self.owner.path}: damaged at item {number:,}, before byte {self.owner.done:,} of {self.owner.size:,}: {what}: fetch it again"
+        )
+
+
+def parse_line(line: bytes) -> Any:
+    """One JSON value from a line; BadRow when it is none. Lone surrogates pass (the adapter mends them)."""
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError:
+        pass
+    try:
+        return json.loads(line.decode("utf-8", "replace"), strict=False)
+    except (ValueError, RecursionError) as error:
+        return BadRow("not_json", f"{error}: {line[:80]!r}")
+
+
+def _holds_lines(path: Path) -> bool:
+    """Whether a .json file holds one JSON object a line, as some sets name their JSONL."""
+    with open(path, "rb") as file:
+        first = file.readline(READ_BYTES).removeprefix(codecs.BOM_UTF8).strip()
+        more = file.read(1 << 16).strip()
+    return bool(more) and first.startswith(b"{") and first.endswith(b"}") and not isinstance(parse_line(first), BadRow)

@@ -1,0 +1,120 @@
+"""The record formats, and files that are whole or absent.
+
+prompts.jsonl, a line:         {"id", "dataset", "messages", "tools"?, "meta"}
+tokenized_data.jsonl, a line:  {"id", "dataset", "input_ids": [int], "loss_mask": [0|1]}
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import orjson
+
+RECORD_FILES = {"prompts": "prompts.jsonl", "tokenized_data": "tokenized_data.jsonl"}
+
+
+def content_id(messages: list[dict], tools: list | None = None) -> str:
+    """32 hex digits that name a conversation by its content: the same on every run and machine."""
+    content = orjson.dumps({"messages": messages, "tools": tools or []}, option=orjson.OPT_SORT_KEYS)
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Open `path` for writing; it appears under its name only when the block ends well.
+
+    The bytes go to a hidden neighbour, reach the disk, and are renamed: a job that is killed at any
+    moment leaves either the former file or the whole new one.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with open(partial, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value) -> None:
+    """Write `value` as indented JSON, whole or not at all."""
+    with whole_file(path) as file:
+        file.write(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+
+
+def is_blank(path: Path) -> bool:
+    """Whether a file holds nothing but white space (a missing file is not blank: it is missing)."""
+    try:
+        with open(path, "rb") as file:
+            while block := file.read(1 << 16):
+                if block.strip():
+                    return False
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def fault_in_prompt(line: bytes, dataset: str) -> str | None:
+    """What is wrong with one line of prompts.jsonl; None when it is a valid prompt."""
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        return f"not JSON: {error}"
+    if not isinstance(record, dict):
+        return "not a JSON object"
+    messages = record.get("messages")
+    if record.get("dataset") != dataset:
+        return f"dataset is {record.get('dataset')!r}, expected {dataset!r}"
+    if not isinstance(messages, list) or not messages:
+        return "messages is not a list with messages"
+    for k, message in enumerate(messages):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            return f"messages[{k}] has no role"
+        if not isinstance(message.get("content"), str):
+            return f"messages[{k}].content is not text"
+    if messages[-1]["role"] == "assistant":
+        return "the last message is the assistant's: nothing is left to answer"
+    if record.get("id") != content_id(messages, record.get("tools")):
+        return "id is not the hash of messages and tools: the line was altered"
+    return None
+
+
+def fault_in_tokenized(line: bytes, dataset: str, vocabulary: int | None = None) -> str | None:
+    """What is wrong with one line of tokenized_data.jsonl; None when it is a valid record.
+
+    `vocabulary`: number of token ids of the target, when known; ids must lie below it.
+    """
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        return f"not JSON: {error}"
+    if not isinstance(record, dict):
+        return "not a JSON object"
+    if record.get("dataset") != dataset:
+        return f"dataset is {record.get('dataset')!r}, expected {dataset!r}"
+    if not isinstance(record.get("id"), str) or not record["id"]:
+        return "id is missing"
+    ids, mask = record.get("input_ids"), record.get("loss_mask")
+    if not isinstance(ids, list) or not isinstance(mask, list):
+        return "input_ids or loss_mask is not a list"
+    if len(ids) != len(mask):
+        return f"input_ids has {len(ids)} entries, loss_mask {len(mask)}"
+    if not all(type(i) is int for i in ids) or (ids and min(ids) < 0):
+        return "input_ids holds something that is not a token id"
+    if vocabulary is not None and ids and max(ids) >= vocabulary:
+        return f"input_ids holds {max(ids)}, outside the vocabulary of {vocabulary}"
+    if not all(type(m) is int for m in mask) or not set(mask) <= {0, 1}:
+        return "loss_mask holds something that is not 0 or 1"
+    if 1 not in mask:
+        return "loss_mask trains no token"
+    return None
