@@ -25,7 +25,9 @@ def main(argv=None) -> int:
     parser.add_argument("--tokenizer", type=Path, default=Path("target/tokenizer"), help="default: target/tokenizer")
     parser.add_argument("--threads", type=int, default=1, help="processes that tokenize; default: 1")
     parser.add_argument("--configfile", type=Path, action="append", help="instead of config/*.yaml; may be repeated")
-    parser.add_argument("--settings", type=json.loads, help="JSON of all settings (Snakemake passes it); no config file is read")
+    parser.add_argument(
+        "--settings", type=json.loads, help="JSON of all settings (Snakemake passes it); no config file is read"
+    )
     args = parser.parse_args(argv)
     log_to_stderr()
     settings = args.settings or load(args.configfile).prepare_settings(args.dataset)

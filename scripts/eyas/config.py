@@ -30,10 +30,16 @@ class Source(Strict):
 
     repo: str | None = Field(None, description="Hub repository, as owner/name.")
     repo_type: Literal["dataset", "model"] = Field("dataset", description="Kind of Hub repository.")
-    revision: str = Field("main", description="Commit (best), tag or branch of `repo`; what it resolves to is recorded.")
-    folder: str | None = Field(None, description="Local folder that holds the files; relative to the working directory.")
+    revision: str = Field(
+        "main", description="Commit (best), tag or branch of `repo`; what it resolves to is recorded."
+    )
+    folder: str | None = Field(
+        None, description="Local folder that holds the files; relative to the working directory."
+    )
     package: str | None = Field(None, description="Installed Python package (import name) that carries the files.")
-    config: str | None = Field(None, description="Configuration of the dataset on the Hub; stands for {config} in `files`.")
+    config: str | None = Field(
+        None, description="Configuration of the dataset on the Hub; stands for {config} in `files`."
+    )
     files: tuple[str, ...] = Field(min_length=1, description="File names or patterns (* ? []) inside the source.")
 
     @model_validator(mode="after")
@@ -65,8 +71,12 @@ class Target(Strict):
     """The model that the draft imitates."""
 
     name: str = Field(description="Name for messages and reports.")
-    tokenizer: Source = Field(description="Files of the tokenizer and its chat template; a lone .gguf file is converted.")
-    trust_remote_code: bool = Field(False, description="Whether the tokenizer's own Python code may run (Kimi needs it).")
+    tokenizer: Source = Field(
+        description="Files of the tokenizer and its chat template; a lone .gguf file is converted."
+    )
+    trust_remote_code: bool = Field(
+        False, description="Whether the tokenizer's own Python code may run (Kimi needs it)."
+    )
     chat_format: Literal["kimi", "template"] = Field(
         "template",
         description="`kimi`: Kimi's structure as written in eyas/chat/kimi.py; `template`: frames read off the chat template.",
@@ -80,16 +90,22 @@ class Target(Strict):
 class Preparation(Strict):
     """How a dataset becomes records; each key can be set for all (`prepare:`) or for one dataset."""
 
-    cap: int | None = Field(None, ge=1, description="Keep at most so many rows, chosen by a hash of their content; null: all.")
+    cap: int | None = Field(
+        None, ge=1, description="Keep at most so many rows, chosen by a hash of their content; null: all."
+    )
     max_tokens: int = Field(8192, ge=16, description="Longer prompts or records are counted as too_long, never cut.")
     turns: Literal["first_user", "last_user"] = Field(
-        "first_user", description="Prompts: context up to the first user turn with text, or all turns up to the last user turn."
+        "first_user",
+        description="Prompts: context up to the first user turn with text, or all turns up to the last user turn.",
     )
     loss_mask: Literal["assistant", "after_first_user"] = Field(
-        "assistant", description="Tokenized sets: train the assistant's tokens, or each token after the first user message."
+        "assistant",
+        description="Tokenized sets: train the assistant's tokens, or each token after the first user message.",
     )
     max_rejected: float = Field(0.05, ge=0, le=1, description="A larger share of damaged rows fails the dataset.")
-    min_yield: float = Field(0.5, ge=0, le=1, description="`snakemake probe` fails a dataset that keeps a smaller share of rows.")
+    min_yield: float = Field(
+        0.5, ge=0, le=1, description="`snakemake probe` fails a dataset that keeps a smaller share of rows."
+    )
 
 
 class Dataset(Strict):
@@ -101,7 +117,9 @@ class Dataset(Strict):
     )
     sources: tuple[Source, ...] = Field(min_length=1, description="The files it is made of, in order.")
     options: dict[str, Any] = Field(default_factory=dict, description="The adapter's own options (see its module).")
-    prepare: dict[str, Any] = Field(default_factory=dict, description="Keys of `prepare:` that differ for this dataset.")
+    prepare: dict[str, Any] = Field(
+        default_factory=dict, description="Keys of `prepare:` that differ for this dataset."
+    )
 
 
 class Resources(Strict):
@@ -116,7 +134,9 @@ class Config(Strict):
     prepare: Preparation = Preparation()
     probe_rows: int = Field(300, ge=1, description="Rows of each dataset that `snakemake probe` reads.")
     resources: Resources = Resources()
-    datasets: dict[Name, Dataset] = Field(min_length=1, description="Name → dataset; the name is the folder of its files.")
+    datasets: dict[Name, Dataset] = Field(
+        min_length=1, description="Name → dataset; the name is the folder of its files."
+    )
 
     @model_validator(mode="after")
     def prepare_of_each_dataset(self) -> "Config":
@@ -126,7 +146,9 @@ class Config(Strict):
 
     def dataset(self, name: str) -> Dataset:
         if name not in self.datasets:
-            raise EyasError(f"datasets: there is no {name!r}{_nearest(name, self.datasets)}; known: {', '.join(self.datasets)}")
+            raise EyasError(
+                f"datasets: there is no {name!r}{_nearest(name, self.datasets)}; known: {', '.join(self.datasets)}"
+            )
         return self.datasets[name]
 
     def preparation(self, name: str) -> Preparation:
@@ -206,7 +228,11 @@ def _explain(error: ValidationError, model: type[BaseModel]) -> str:
             lines.append(f"  {where}: no such key{_nearest(str(e['loc'][-1]), keys)}; valid: {', '.join(keys)}")
         else:
             message = e["msg"].removeprefix("Value error, ")
-            found = "" if e["type"] == "missing" or isinstance(e["input"], dict | BaseModel) else f" (found {json.dumps(e['input'], default=str)})"
+            found = (
+                ""
+                if e["type"] == "missing" or isinstance(e["input"], dict | BaseModel)
+                else f" (found {json.dumps(e['input'], default=str)})"
+            )
             lines.append(f"  {where}: {message}{found}")
     return "\n".join(lines)
 

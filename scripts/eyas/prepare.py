@@ -68,7 +68,9 @@ class Ledger:
     examples: dict = field(default_factory=dict)
     listed: int = 0
 
-    def reject(self, reason: str, where: dict, detail: str, row: Any = None, *, is_filter: bool = False, count: int = 1) -> None:
+    def reject(
+        self, reason: str, where: dict, detail: str, row: Any = None, *, is_filter: bool = False, count: int = 1
+    ) -> None:
         """Count `count` copies of a row; `row`: its value, for the example in an error message."""
         self.reasons[reason] += count
         if is_filter:
@@ -287,7 +289,9 @@ def _candidate(settings: Settings, where: dict, value: Any) -> tuple[int, str, P
         check_answered(messages)
     try:
         identity = content_id(messages, conversation.tools)
-        content = orjson.dumps({"messages": messages, "tools": conversation.tools, "meta": {**where, **conversation.meta}})
+        content = orjson.dumps(
+            {"messages": messages, "tools": conversation.tools, "meta": {**where, **conversation.meta}}
+        )
     except TypeError as error:  # an integer beyond 64 bits, a NaN
         raise Rejected("not_serializable", str(error)) from None
     key = conversation.key or identity
@@ -441,7 +445,9 @@ def _statistics(settings: Settings, files: list[Path], chat: Chat, ledger: Ledge
         "tokens": sum(lengths),
         "trainable_tokens": counts.trainable,
         "reasoning_left_out": counts.reasoning_left_out,
-        "length_quantiles": {str(q): lengths[min(len(lengths) - 1, q * len(lengths) // 100)] for q in (5, 25, 50, 75, 95, 100)}
+        "length_quantiles": {
+            str(q): lengths[min(len(lengths) - 1, q * len(lengths) // 100)] for q in (5, 25, 50, 75, 95, 100)
+        }
         if lengths
         else {},
         "length_histogram": {"edges": LENGTH_EDGES, "counts": _histogram(lengths)},
@@ -452,7 +458,9 @@ def _statistics(settings: Settings, files: list[Path], chat: Chat, ledger: Ledge
     }
     total = stats["kept"] + stats["rejected"] + stats["duplicates"] + stats["beyond_cap"]
     if total != stats["rows_read"]:
-        raise EyasError(f"{settings.dataset}: {stats['rows_read']:,} rows read, {total:,} accounted for: a fault in eyas, please report it")
+        raise EyasError(
+            f"{settings.dataset}: {stats['rows_read']:,} rows read, {total:,} accounted for: a fault in eyas, please report it"
+        )
     return stats
 
 
@@ -477,4 +485,6 @@ def _check(settings: Settings, ledger: Ledger, stats: dict) -> None:
             f"{ledger.top_reasons()}\n"
             f"mend the adapter (scripts/eyas/adapters/{settings.adapter.name}.py), or set datasets.{name}.prepare.max_rejected"
         )
-    logging.info("%s: kept %s of %s rows, %s tokens", name, f"{stats['kept']:,}", f"{ledger.rows_read:,}", f"{stats['tokens']:,}")
+    logging.info(
+        "%s: kept %s of %s rows, %s tokens", name, f"{stats['kept']:,}", f"{ledger.rows_read:,}", f"{stats['tokens']:,}"
+    )

@@ -43,12 +43,21 @@ class Progress:
         if self.terminal and self.spoken > self.start:
             print("\r\x1b[K", end="", file=self.stream, flush=True)
         seconds = time.monotonic() - self.start
-        logging.info("%s: %s %s in %.1f s (%s/s)", self.label, f"{self.count:,}", self.unit, seconds, f"{self.count / max(seconds, 1e-9):,.0f}")
+        logging.info(
+            "%s: %s %s in %.1f s (%s/s)",
+            self.label,
+            f"{self.count:,}",
+            self.unit,
+            seconds,
+            f"{self.count / max(seconds, 1e-9):,.0f}",
+        )
 
     def _line(self, fraction: float, now: float) -> str:
         elapsed = now - self.start
         left = f", {duration(elapsed * (1 - fraction) / fraction)} left" if fraction > 0 else ""
-        return f"{self.label}: {fraction:.0%}, {self.count:,} {self.unit}, {self.count / max(elapsed, 1e-9):,.0f}/s{left}"
+        return (
+            f"{self.label}: {fraction:.0%}, {self.count:,} {self.unit}, {self.count / max(elapsed, 1e-9):,.0f}/s{left}"
+        )
 
 
 def duration(seconds: float) -> str:

@@ -37,7 +37,9 @@ def open_rows(path: Path, columns: tuple[str, ...] | None) -> "ParquetRows | Jso
         return JsonLines(path)
     if suffix == ".json":
         return JsonLines(path) if _holds_lines(path) else JsonItems(path)
-    raise EyasError(f"{path}: unknown kind of file; expected .parquet, .jsonl, .ndjson or .json: change `files` of the source")
+    raise EyasError(
+        f"{path}: unknown kind of file; expected .parquet, .jsonl, .ndjson or .json: change `files` of the source"
+    )
 
 
 class ParquetRows:
@@ -79,7 +81,9 @@ class ParquetRows:
             try:
                 batch = next(batches, None)
             except (pa.ArrowException, OSError) as error:
-                raise EyasError(f"{self.path}: damaged after row {self.done:,} of {self.rows:,}: {error}: fetch it again") from None
+                raise EyasError(
+                    f"{self.path}: damaged after row {self.done:,} of {self.rows:,}: {error}: fetch it again"
+                ) from None
             if batch is None:
                 return
             first = self.done + 1
@@ -170,7 +174,10 @@ class JsonItems:
                     if follows == closing:
                         break
                     if follows != ",":
-                        raise text.error(number, f"expected ',' or '{closing}' after the item, found {follows or 'the end of the file'!r}")
+                        raise text.error(
+                            number,
+                            f"expected ',' or '{closing}' after the item, found {follows or 'the end of the file'!r}",
+                        )
             if rest := text.next_char():
                 raise text.error(number, f"text after the end: {rest!r}")
 

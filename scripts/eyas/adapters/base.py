@@ -111,7 +111,9 @@ def load_adapter(name: str, options: dict | None = None, *, dataset: str = "") -
     """Import an adapter and check its options; EyasError names the dataset's key and what is valid."""
     where = f"datasets.{dataset}." if dataset else ""
     if name not in adapter_names():
-        raise EyasError(f"{where}adapter: there is no scripts/eyas/adapters/{name}.py; known: {', '.join(adapter_names())}")
+        raise EyasError(
+            f"{where}adapter: there is no scripts/eyas/adapters/{name}.py; known: {', '.join(adapter_names())}"
+        )
     module = importlib.import_module(f"eyas.adapters.{name}")
     model = getattr(module, "Options", NoOptions)
     try:

@@ -14,7 +14,9 @@ COLUMNS = None
 
 
 class Options(Strict):
-    min_words: int = Field(4, ge=1, description="Shorter first turns are passed over: the next turn of that person opens the chat.")
+    min_words: int = Field(
+        4, ge=1, description="Shorter first turns are passed over: the next turn of that person opens the chat."
+    )
 
 
 def conversation(row: dict, options: Options) -> Conversation:

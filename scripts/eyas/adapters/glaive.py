@@ -17,7 +17,9 @@ COLUMNS = ("system", "chat")
 MARKER = re.compile(r"^(USER|ASSISTANT|FUNCTION RESPONSE): ?", re.MULTILINE)
 CALL = "<functioncall>"
 END = "<|endoftext|>"
-QUOTED_ARGUMENTS = re.compile(r'^\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*\'(.*)\'\s*\}\s*$', re.DOTALL)
+QUOTED_ARGUMENTS = re.compile(
+    r'^\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*\'(.*)\'\s*\}\s*$', re.DOTALL
+)
 
 
 def conversation(row: dict, options) -> Conversation:

@@ -48,7 +48,8 @@ def check_columns(columns: list[str], file: str) -> None:
 def conversation(row: dict, options) -> Conversation:
     shape = shape_of(tuple(row))
     if shape is None:
-        raise Rejected("unknown_columns", _expected(row))
+        known = any(c in row for c in (*PROMPT, *ANSWER))
+        raise Rejected("missing_field" if known else "unknown_columns", _expected(row))
     if "json" in shape:
         try:
             inner = orjson.loads(row["row_json"])

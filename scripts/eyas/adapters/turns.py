@@ -230,7 +230,9 @@ def split_thinking(messages: list[dict]) -> list[dict]:
 
 
 def check_answered(messages: list[dict]) -> None:
-    """A tokenized set needs an assistant turn after the first user turn, and it must say something."""
+    """A tokenized set needs a user turn with text, and an assistant turn that says something."""
+    if not any(m["role"] == "user" and m["content"].strip() for m in messages):
+        raise Rejected("empty_prompt", "no user turn has text")
     answers = [m for m in messages if m["role"] == "assistant"]
     if not answers:
         raise Rejected("no_assistant_turn", f"roles: {', '.join(m['role'] for m in messages[:8])}")

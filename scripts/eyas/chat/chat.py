@@ -14,7 +14,10 @@ from eyas.errors import EyasError
 
 PROBES = (  # what every format must render as the target's own template does
     [{"role": "user", "content": "Which is larger, 9.11 or 9.9?"}],
-    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Name three rivers.\n\n```py\nx = 1\n```"}],
+    [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Name three rivers.\n\n```py\nx = 1\n```"},
+    ],
     [
         {"role": "user", "content": "Hi"},
         {"role": "assistant", "content": "Hello! What can I do?"},
@@ -120,13 +123,17 @@ def load_chat(folder: Path, *, chat_format: str, trust_remote_code: bool, expect
     """
     hf = _load_tokenizer(folder, trust_remote_code)
     if hf.chat_template is None:
-        raise EyasError(f"{folder}: the tokenizer has no chat template: add chat_template.jinja to target.tokenizer.files")
+        raise EyasError(
+            f"{folder}: the tokenizer has no chat template: add chat_template.jinja to target.tokenizer.files"
+        )
     if (folder / "tokenizer.json").exists():
         text = FastText(folder)
     elif hasattr(getattr(hf, "model", None), "encode_ordinary"):
         text = KimiText(hf, folder)
     else:
-        raise EyasError(f"{folder}: neither a tokenizer.json nor a tiktoken tokenizer: no way to encode plain text safely")
+        raise EyasError(
+            f"{folder}: neither a tokenizer.json nor a tiktoken tokenizer: no way to encode plain text safely"
+        )
     for token, expected in expected_tokens.items():
         if text.control.get(token) != expected:
             found = text.control.get(token, "no such control token")
@@ -180,7 +187,9 @@ def _first_difference(a, b) -> int:
 
 def _load_tokenizer(folder: Path, trust_remote_code: bool):
     if not folder.is_dir():
-        raise EyasError(f"{folder}: no such folder: run `snakemake target/tokenizer/manifest.json` to bring the tokenizer")
+        raise EyasError(
+            f"{folder}: no such folder: run `snakemake target/tokenizer/manifest.json` to bring the tokenizer"
+        )
     if trust_remote_code and "HF_MODULES_CACHE" not in os.environ:
         modules = tempfile.mkdtemp(prefix="eyas-modules-")  # parallel jobs would write the shared cache at once
         os.environ["HF_MODULES_CACHE"] = modules
@@ -194,4 +203,3 @@ def _load_tokenizer(folder: Path, trust_remote_code: bool):
     except Exception as error:  # transformers and remote code raise anything
         hint = "" if trust_remote_code else " (a tokenizer with its own code needs target.trust_remote_code: true)"
         raise EyasError(f"{folder}: the tokenizer does not load: {type(error).__name__}: {error}{hint}") from None
-

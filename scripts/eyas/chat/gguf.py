@@ -29,7 +29,9 @@ def tokenizer_from_gguf(path: Path, folder: Path) -> None:
 
     def value(key: str):
         if key not in fields:
-            raise EyasError(f"{path}: has no {key}: its tokenizer cannot be converted; name a folder with tokenizer.json")
+            raise EyasError(
+                f"{path}: has no {key}: its tokenizer cannot be converted; name a folder with tokenizer.json"
+            )
         return fields[key].contents()
 
     kind, pre = value("tokenizer.ggml.model"), value("tokenizer.ggml.pre")
@@ -40,7 +42,11 @@ def tokenizer_from_gguf(path: Path, folder: Path) -> None:
         )
     tokens, types = value("tokenizer.ggml.tokens"), value("tokenizer.ggml.token_type")
     special = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False, "special": True}
-    added = [{"id": i, "content": t, **special} for i, (t, kind) in enumerate(zip(tokens, types, strict=True)) if kind == CONTROL_TYPE]
+    added = [
+        {"id": i, "content": t, **special}
+        for i, (t, kind) in enumerate(zip(tokens, types, strict=True))
+        if kind == CONTROL_TYPE
+    ]
     spec = {
         "version": "1.0",
         "truncation": None,
@@ -69,7 +75,11 @@ def tokenizer_from_gguf(path: Path, folder: Path) -> None:
         "clean_up_tokenization_spaces": False,
         "add_prefix_space": False,
         "model_max_length": value(f"{value('general.architecture')}.context_length"),
-        **{name: tokens[value(f"tokenizer.ggml.{key}_token_id")] for name, key in names.items() if f"tokenizer.ggml.{key}_token_id" in fields},
+        **{
+            name: tokens[value(f"tokenizer.ggml.{key}_token_id")]
+            for name, key in names.items()
+            if f"tokenizer.ggml.{key}_token_id" in fields
+        },
     }
     for name, text in (
         ("tokenizer.json", json.dumps(spec, ensure_ascii=False)),

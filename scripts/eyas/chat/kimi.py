@@ -30,8 +30,16 @@ TOOL_PROBE = (
             "content": "",
             "reasoning_content": "Two cities, two calls.",
             "tool_calls": [
-                {"id": "functions.weather:0", "type": "function", "function": {"name": "weather", "arguments": {"city": "Oslo"}}},
-                {"id": "functions.weather:1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Rom\u00e4"}}},
+                {
+                    "id": "functions.weather:0",
+                    "type": "function",
+                    "function": {"name": "weather", "arguments": {"city": "Oslo"}},
+                },
+                {
+                    "id": "functions.weather:1",
+                    "type": "function",
+                    "function": {"name": "weather", "arguments": {"city": "Rom\u00e4"}},
+                },
             ],
         },
         {"role": "tool", "tool_call_id": "functions.weather:0", "content": '{"c": 4}'},
@@ -89,7 +97,9 @@ class KimiFormat:
         if tools:
             words = self.declared(json.dumps(tools, sort_keys=True))
             plan.add(CONTEXT, self.system, "tool_declare", self.middle, words, self.end)
-        settled = max((k for k, m in enumerate(messages) if m["role"] == "assistant" and not m.get("tool_calls")), default=-1)
+        settled = max(
+            (k for k, m in enumerate(messages) if m["role"] == "assistant" and not m.get("tool_calls")), default=-1
+        )
         for k, message in enumerate(messages):
             role, name = message["role"], message.get("name") or message["role"]
             if role == "assistant":

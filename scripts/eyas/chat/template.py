@@ -48,7 +48,9 @@ class TemplateFormat:
         shape = []
         for k, message in enumerate(messages):
             if message.get("tool_calls"):
-                raise NotRenderable("tool_calls_in_template", f"messages[{k}] calls a tool: chat_format template has no form for it")
+                raise NotRenderable(
+                    "tool_calls_in_template", f"messages[{k}] calls a tool: chat_format template has no form for it"
+                )
             fields = ["content"]
             if message["role"] == "assistant" and message.get("reasoning_content"):
                 fields.insert(0, "reasoning_content")
@@ -76,7 +78,9 @@ class TemplateFormat:
         marks = [int(k) for k in pieces[1::2]]
         placed = set(marks)
         if marks != sorted(placed) or any(k not in placed and field == "content" for k, (_, field) in enumerate(slots)):
-            raise NotRenderable("template_drops_content", f"the chat template leaves out or moves a content; roles: {_roles(shape)}")
+            raise NotRenderable(
+                "template_drops_content", f"the chat template leaves out or moves a content; roles: {_roles(shape)}"
+            )
         user = next((k for k, (role, _) in enumerate(slots) if role == "user"), None)
         skeleton = [(CONTEXT, item) for item in self._items(pieces[0])]
         after_first_user = None

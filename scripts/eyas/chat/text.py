@@ -30,7 +30,9 @@ class FastText:
         try:
             spec = json.loads(text)
             added = spec["added_tokens"]
-            self.control = {t["content"]: t["id"] for t in added if t["special"] or LOOKS_LIKE_CONTROL.fullmatch(t["content"])}
+            self.control = {
+                t["content"]: t["id"] for t in added if t["special"] or LOOKS_LIKE_CONTROL.fullmatch(t["content"])
+            }
             spec["added_tokens"] = [t for t in added if t["content"] not in self.control]
             spec.update(post_processor=None, truncation=None, padding=None)
             self.tokenizer = Tokenizer.from_str(json.dumps(spec))
@@ -87,7 +89,9 @@ class KimiText:
     def encode(self, texts: list[str]) -> list[list[int]]:
         """ids of each text. [n] → n lists"""
         return [
-            self.model.encode_ordinary(t) if len(t) <= self.SHORTEST_CUT_CHARS else self.hf.encode(t, allow_special_tokens=False)
+            self.model.encode_ordinary(t)
+            if len(t) <= self.SHORTEST_CUT_CHARS
+            else self.hf.encode(t, allow_special_tokens=False)
             for t in texts
         ]
 

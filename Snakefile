@@ -1,0 +1,42 @@
+"""eyas: raises EAGLE-3 draft models, from ten datasets to a measured speedup.
+
+What there is to build, stage by stage (later stages join the list):
+
+    prepared    prepared/<dataset>/prompts.jsonl (B*) or tokenized_data.jsonl (A*)
+    all         every file of every dataset, and the report's pages
+
+To ask before or after: `probe` (the first rows of each dataset through its adapter), `tally` (the inventory).
+"""
+
+from snakemake.utils import min_version
+
+min_version("9.27")
+
+
+configfile: f"{workflow.basedir}/config/config.yaml"
+configfile: f"{workflow.basedir}/config/datasets.yaml"
+
+
+report: "rules/report/workflow.rst"
+
+
+include: "rules/common.smk"
+include: "rules/sources.smk"
+include: "rules/prepare.smk"
+include: "rules/inventory.smk"
+
+
+rule all:
+    """Every per-dataset file, and the pages of the report."""
+    default_target: True
+    input:
+        PREPARED,
+        expand("prepared/{dataset}/{beside}.json", dataset=DATASETS, beside="stats"),
+        expand("reports/prepared/{dataset}.html", dataset=DATASETS),
+        "reports/tally.html",
+
+
+rule prepared:
+    """The first stage: prompts and token records of every dataset."""
+    input:
+        PREPARED,

