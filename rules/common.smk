@@ -10,13 +10,13 @@ import sys
 sys.path.insert(0, f"{workflow.basedir}/scripts")
 
 from eyas.adapters.base import check_adapters
-from eyas.config import parse
+from eyas import config as configuration
 from eyas.errors import EyasError
 from eyas.rebuild import lacks_files, remade_when, remade_when_blank
 from eyas.tally import settings_fingerprint
 
 try:
-    CONFIG = parse(config)
+    CONFIG = configuration.parse(config)
     check_adapters(CONFIG)
 except EyasError as error:
     raise WorkflowError(str(error)) from None
@@ -52,6 +52,16 @@ def source_settings(wildcards):
 def prepare_settings(wildcards):
     """JSON of all that decides what prepared/<dataset>/ holds."""
     return json.dumps(CONFIG.prepare_settings(wildcards.dataset))
+
+
+def target_settings(wildcards):
+    """JSON of the config's target."""
+    return CONFIG.target.model_dump_json()
+
+
+def whole_config(wildcards):
+    """JSON of the whole configuration."""
+    return CONFIG.model_dump_json()
 
 
 def prepared_file(wildcards):

@@ -46,7 +46,7 @@ rule tally_records:
     benchmark:
         "benchmarks/tally_records.tsv"
     params:
-        config=CONFIG.model_dump_json(),
+        config=whole_config,
         command=COMMAND,
     conda:
         "../envs/workflow.yaml"
@@ -60,7 +60,7 @@ rule tally:
     log:
         "logs/tally.log",
     params:
-        config=CONFIG.model_dump_json(),
+        config=whole_config,
         command=COMMAND,
     conda:
         "../envs/workflow.yaml"
@@ -75,7 +75,7 @@ rule probe:
     log:
         "logs/probe.log",
     params:
-        config=CONFIG.model_dump_json(),
+        config=whole_config,
     conda:
         "../envs/workflow.yaml"
     shell:

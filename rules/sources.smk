@@ -36,7 +36,7 @@ rule fetch_tokenizer:
     benchmark:
         "benchmarks/fetch_tokenizer.tsv"
     params:
-        settings=json.dumps(CONFIG.target.model_dump(mode="json")),
+        settings=target_settings,
     conda:
         "../envs/workflow.yaml"
     shell:

@@ -1,0 +1,30 @@
+"""Write a page about one prepared dataset: where its rows went, lengths, reasons, and examples as the target sees them.
+
+    python scripts/describe_prepared.py --prepared-dir prepared/B5_openthoughts \\
+        --tokenizer target/tokenizer --out reports/prepared/B5_openthoughts.html
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from eyas.describe import describe
+from eyas.errors import run_command
+from eyas.records import whole_file
+
+
+def main(argv=None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prepared-dir", type=Path, required=True, help="folder of one dataset, e.g. prepared/B5_openthoughts")
+    parser.add_argument("--tokenizer", type=Path, default=Path("target/tokenizer"), help="default: target/tokenizer")
+    parser.add_argument("--out", type=Path, required=True, help="the page")
+    parser.add_argument("--settings", type=json.loads, help="JSON of today's settings, to tell whether the records are stale")
+    args = parser.parse_args(argv)
+    text = describe(args.prepared_dir, args.tokenizer, args.settings)
+    with whole_file(args.out) as file:
+        file.write(text.encode())
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

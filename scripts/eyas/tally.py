@@ -1,0 +1,380 @@
+"""The inventory: how many valid records each dataset has, of which class, and what is wrong with the rest.
+
+Every line of a record file is parsed and checked; a count of lines is no count of records. What differs
+from today's settings is reported as stale with the command that rebuilds it, and rebuilt by nobody but the user.
+
+A later stage joins by describing its files as `Piece`s (see `_prepared`).
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from eyas import pages
+from eyas.config import Config
+from eyas.errors import EyasError
+from eyas.progress import Progress
+from eyas.records import RECORD_FILES, fault_in_prompt, fault_in_tokenized, is_blank
+
+CLASSES = {"tokenized_data": "tokenized", "prompts": "awaiting inference"}
+FAULTS_SHOWN = 3  # for each dataset
+PART_BYTES = 32 << 20  # of a file that one process checks in one go
+NOTHING = {"records": 0, "tokens": 0, "trainable_tokens": 0}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The records of one dataset at one stage."""
+
+    stage: str
+    dataset: str
+    kind: str  # of records: a key of RECORD_FILES
+    path: Path
+    asked_as: str  # the file's name to Snakemake
+    settings: dict  # today's
+
+    @property
+    def stats(self) -> Path:
+        return self.path.with_name("stats.json")
+
+
+def tally(config: Config, prepared: Path, *, command: str = "snakemake", processes: int = 1) -> dict:
+    """Count the valid records of every dataset of `config` in the folder `prepared`, as plain JSON.
+
+    command: how Snakemake is called in the working directory, for the commands that mend a problem.
+
+    {"settings_fingerprint",
+     "stages": {"prepared": {"rows": [{"dataset", "class", "state", "records", "tokens", "trainable_tokens",
+                                       "bytes", "what", "command"}],
+                             "classes": {class: {"datasets", "records", "tokens", "trainable_tokens"}}}},
+     "total": as a class, "problems": [{"stage", "dataset", "state", "what", "command"}]}
+
+    state: ok, missing, empty, damaged or stale; `what` [str]: everything that is wrong; `command`: what rebuilds
+    it, None when ok. The first tokens of a prompt dataset are those that the target will read.
+    """
+    pieces = _prepared(config, prepared)
+    rows = _rows(pieces, command, processes)
+    stages: dict = {}
+    for piece, row in zip(pieces, rows, strict=True):
+        stages.setdefault(piece.stage, {"rows": []})["rows"].append(row)
+    for stage in stages.values():
+        stage["classes"] = {c: _sum(r for r in stage["rows"] if r["class"] == c) for c in CLASSES.values()}
+    return {
+        "settings_fingerprint": settings_fingerprint(config),
+        "stages": stages,
+        "total": _sum(rows),
+        "problems": [
+            {"stage": p.stage, **{k: r[k] for k in ("dataset", "state", "what", "command")}}
+            for p, r in zip(pieces, rows, strict=True)
+            if r["state"] != "ok"
+        ],
+    }
+
+
+def settings_fingerprint(config: Config) -> str:
+    """sha256 of every dataset's settings: a tally with another one was made under another configuration."""
+    settings = {name: config.prepare_settings(name) for name in config.names()}
+    return hashlib.sha256(orjson.dumps(settings, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+def differences(was: Any, now: Any, key: str = "") -> list[str]:
+    """Each key that differs between two JSON values, as `prepare.cap: 10000 → 5000`; dotted where nested."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        keys = [*was, *(k for k in now if k not in was)]
+        return [d for k in keys for d in differences(was.get(k, _ABSENT), now.get(k, _ABSENT), f"{key}.{k}" if key else k)]
+    if isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
+        return [d for k, (a, b) in enumerate(zip(was, now, strict=True)) for d in differences(a, b, f"{key}.{k}")]
+    return [] if was == now and type(was) is type(now) else [f"{key or 'settings'}: {_short(was)} → {_short(now)}"]
+
+
+_ABSENT = object()
+
+
+def _short(value: Any) -> str:
+    text = "absent" if value is _ABSENT else orjson.dumps(value).decode()
+    return text if len(text) <= 80 else f"{text[:60]}…{text[-15:]}"
+
+
+# Pieces → rows
+
+
+def _prepared(config: Config, folder: Path) -> list[Piece]:
+    pieces = []
+    for name in config.names():
+        kind = config.dataset(name).produces
+        below = f"{name}/{RECORD_FILES[kind]}"
+        pieces.append(Piece("prepared", name, kind, folder / below, f"prepared/{below}", config.prepare_settings(name)))
+    return pieces
+
+
+def _rows(pieces: list[Piece], command: str, processes: int) -> list[dict]:
+    stats = [_read_stats(p.stats) for p in pieces]
+    counts = _count(pieces, stats, processes)
+    return [_row(*each, command) for each in zip(pieces, stats, counts, strict=True)]
+
+
+def _read_stats(path: Path) -> dict | str:
+    """The statistics, or why there are none."""
+    try:
+        stats = orjson.loads(path.read_bytes())
+    except FileNotFoundError:
+        return "stats.json is missing"
+    except OSError as error:
+        return f"stats.json cannot be read: {error.strerror}"
+    except orjson.JSONDecodeError as error:
+        return f"stats.json is not JSON: {error}"
+    wanted = {"kept": int, "vocabulary": int, "settings": dict}
+    if not isinstance(stats, dict) or not all(isinstance(stats.get(k), t) for k, t in wanted.items()):
+        return f"stats.json lacks one of {', '.join(wanted)}"
+    return stats
+
+
+def _row(piece: Piece, stats: dict | str, count: "Count", command: str) -> dict:
+    row = {"dataset": piece.dataset, "class": CLASSES[piece.kind], "state": "ok", **count.sums, "bytes": count.bytes}
+    damage, stale = count.damage(), []
+    if isinstance(stats, str):
+        damage.append(stats)
+    else:
+        if stats["kept"] != count.valid:
+            damage.append(f"{count.valid:,} valid records, stats.json says {stats['kept']:,}")
+        stale = differences(stats["settings"], piece.settings)
+    mend = f"{command} --force {piece.asked_as}"  # without --force, a file that exists is left as it is
+    if count.state in ("missing", "empty"):
+        mend = f"{command} {piece.asked_as}"
+        row |= {"state": count.state, "what": ["no such file" if count.state == "missing" else "the file is blank"]}
+    elif damage:
+        row |= {"state": "damaged", "what": damage + stale}
+    elif stale:
+        row |= {"state": "stale", "what": stale}
+    else:
+        row |= {"what": []}
+    return {**row, "command": None if row["state"] == "ok" else mend}
+
+
+def _sum(rows: Iterable[dict]) -> dict:
+    rows = list(rows)
+    return {"datasets": len(rows), "ok": sum(r["state"] == "ok" for r in rows), **{k: sum(r[k] for r in rows) for k in NOTHING}}
+
+
+# Files → counts
+
+
+@dataclass
+class Count:
+    """What one record file holds."""
+
+    state: str = "present"  # missing, empty or present
+    bytes: int = 0
+    lines: int = 0
+    valid: int = 0
+    bad: int = 0
+    faults: list[str] = field(default_factory=list)  # of the first bad lines
+    sums: dict = field(default_factory=lambda: dict(NOTHING))
+    unreadable: str | None = None
+    ids: set = field(default_factory=set)
+
+    def add(self, part: "PartCount") -> None:
+        """The next part of the file; a record whose id came before is a fault."""
+        if part.unreadable:
+            self.unreadable = part.unreadable
+        faults = list(part.faults)
+        for line, identity, tokens, trainable in part.records:
+            if identity in self.ids:
+                faults.append((line, f"id {identity} came before"))
+                continue
+            self.ids.add(identity)
+            self.valid += 1
+            for key, value in zip(NOTHING, (1, tokens, trainable), strict=True):
+                self.sums[key] += value
+        self.bad += part.bad + len(faults) - len(part.faults)
+        room = FAULTS_SHOWN - len(self.faults)
+        self.faults += [f"line {self.lines + line:,}: {fault}" for line, fault in sorted(faults)[:room]]
+        self.lines += part.lines
+
+    def damage(self) -> list[str]:
+        lines = [f"cannot be read: {self.unreadable}"] if self.unreadable else []
+        if self.bad:
+            more = [f"and {self.bad - len(self.faults):,} more"] if self.bad > len(self.faults) else []
+            lines.append(f"{self.bad:,} bad line{'s' if self.bad > 1 else ''}: {'; '.join(self.faults + more)}")
+        return lines
+
+
+@dataclass
+class PartCount:
+    """Of a part of a file; line numbers count from the part's first line, 1."""
+
+    lines: int = 0
+    bad: int = 0
+    faults: list[tuple[int, str]] = field(default_factory=list)
+    records: list[tuple[int, str, int, int]] = field(default_factory=list)  # line, id, tokens, trainable tokens
+    unreadable: str | None = None
+
+
+def _count(pieces: list[Piece], stats: list, processes: int) -> list[Count]:
+    """A Count for each piece; `processes` check parts of files at once, and the parts are added in order."""
+    counts = [_look(p.path) for p in pieces]
+    jobs = [
+        (k, start, partial(count_part, piece.path, piece.kind, piece.dataset, _vocabulary(stats[k]), start))
+        for k, piece in enumerate(pieces)
+        if counts[k].state == "present"
+        for start in range(0, counts[k].bytes, PART_BYTES)
+    ]
+    whole = sum(counts[k].bytes for k in {k for k, _, _ in jobs}) or 1
+    progress, done, records = Progress("tally", "records"), 0, 0
+    for (k, start, _), part in zip(jobs, _results([job for _, _, job in jobs], processes), strict=True):
+        counts[k].add(part)
+        done += min(PART_BYTES, counts[k].bytes - start)
+        records += len(part.records)
+        progress.update(records, done / whole)
+    progress.close()
+    return counts
+
+
+def _look(path: Path) -> Count:
+    try:
+        if not path.is_file():
+            return Count("missing")
+        return Count("empty" if is_blank(path) else "present", path.stat().st_size)
+    except OSError as error:
+        return Count("present", unreadable=error.strerror)
+
+
+def _vocabulary(stats: dict | str) -> int | None:
+    return None if isinstance(stats, str) else stats["vocabulary"]
+
+
+def _results(jobs: list, processes: int) -> Iterator[PartCount]:
+    if min(processes, len(jobs)) <= 1:
+        yield from (job() for job in jobs)
+        return
+    try:
+        with ProcessPoolExecutor(min(processes, len(jobs)), mp_context=get_context("fork")) as pool:
+            yield from pool.map(_call, jobs)
+    except BrokenProcessPool:
+        raise EyasError("tally: a worker process was killed, most likely for memory: run it with --threads 1") from None
+
+
+def _call(job) -> PartCount:
+    return job()
+
+
+def count_part(path: Path, kind: str, dataset: str, vocabulary: int | None, start: int) -> PartCount:
+    """Check the lines that begin within PART_BYTES from byte `start` of a record file."""
+    count, at = PartCount(), start
+    try:
+        with open(path, "rb") as file:
+            if start:
+                file.seek(start - 1)
+                at += len(file.readline()) - 1  # the rest of a line that began before; just its end when none did
+            while at < start + PART_BYTES and (line := file.readline()):
+                at += len(line)
+                count.lines += 1
+                if not line.strip():
+                    continue
+                if kind == "prompts":
+                    fault = fault_in_prompt(line, dataset)
+                else:
+                    fault = fault_in_tokenized(line, dataset, vocabulary)
+                if fault is None:
+                    count.records.append((count.lines, *_measure(orjson.loads(line), kind)))
+                else:
+                    count.bad += 1
+                    if len(count.faults) < FAULTS_SHOWN:
+                        count.faults.append((count.lines, fault))
+    except OSError as error:
+        count.unreadable = error.strerror
+    return count
+
+
+def _measure(record: dict, kind: str) -> tuple[str, int, int]:
+    """(id, tokens, trainable tokens) of a valid record."""
+    if kind == "tokenized_data":
+        return record["id"], len(record["input_ids"]), sum(record["loss_mask"])
+    meta = record.get("meta")
+    tokens = meta.get("prompt_tokens") if isinstance(meta, dict) else None
+    return record["id"], tokens if type(tokens) is int else 0, 0
+
+
+# Rows → what a person reads
+
+HEADS = ("dataset", "state", "records", "tokens", "trainable")
+
+
+def as_text(result: dict) -> str:
+    """A table for a terminal: a row for each dataset, a sum for each class and for all, then the problems."""
+    lines: list[tuple[str, ...] | None] = []  # None: a rule
+    for name, stage in result["stages"].items():
+        lines += [(name, *HEADS[1:]), None]
+        for label, sums in stage["classes"].items():
+            rows = [r for r in stage["rows"] if r["class"] == label]
+            lines += [(f"  {r['dataset']}", r["state"], *_numbers(r, label)) for r in rows]
+            lines += [(label, _how_many_ok(sums), *_numbers(sums, label)), None]
+    lines.append(("total", _how_many_ok(result["total"]), *_numbers(result["total"], "")))
+    widths = [max(len(line[k]) for line in lines if line) for k in range(len(HEADS))]
+    text = []
+    for line in lines:
+        if line is None:
+            text.append("-" * (sum(widths) + 2 * (len(widths) - 1)))
+        else:
+            cells = [c.ljust(w) if k < 2 else c.rjust(w) for k, (c, w) in enumerate(zip(line, widths, strict=True))]
+            text.append("  ".join(cells).rstrip())
+    if result["problems"]:
+        text += ["", "Not as it should be; the line below each rebuilds it:"]
+    for problem in result["problems"]:
+        text += [f"  {problem['stage']}/{problem['dataset']} is {problem['state']}"]
+        text += [f"    {what}" for what in problem["what"]]
+        text += [f"      {problem['command']}"]
+    return "\n".join(text) + "\n"
+
+
+def as_html(result: dict) -> str:
+    """The same as a page for the report."""
+    body, total = [], result["total"]
+    tiles = [
+        ("datasets", total["datasets"]),
+        ("valid records", total["records"]),
+        ("tokens", total["tokens"]),
+        ("trainable tokens", total["trainable_tokens"]),
+        ("datasets that need attention", len(result["problems"])),
+    ]
+    body.append(pages.tiles(tiles))
+    if result["problems"]:
+        rows = [
+            [p["dataset"], pages.badge(p["state"]), pages.lines(p["what"], pages.code(p["command"]))] for p in result["problems"]
+        ]
+        note = "Nothing below is rebuilt by itself. Each command rebuilds one dataset."
+        body.append(pages.section("Needs attention", pages.table(["dataset", "state", "what, and the command"], rows), note=note))
+    for name, stage in result["stages"].items():
+        rows = []
+        for label, sums in stage["classes"].items():
+            mine = [r for r in stage["rows"] if r["class"] == label]
+            if not mine:
+                continue
+            rows.append(pages.Row([label], "group"))
+            rows += [[r["dataset"], pages.badge(r["state"]), *_numbers(r, label)] for r in mine]
+            rows.append(pages.Row([f"{label}, together", _how_many_ok(sums), *_numbers(sums, label)], "subtotal"))
+        rows.append(pages.Row(["total", _how_many_ok(_sum(stage["rows"])), *_numbers(_sum(stage["rows"]), "")], "total"))
+        note = (
+            "Each line was parsed and checked. Tokens of prompts are what the target will read; "
+            "its answers, not yet there, are what will be trained on."
+        )
+        heads = ["dataset", "state", "valid records", "tokens", "trainable tokens"]
+        body.append(pages.section(f"{name}/", pages.table(heads, rows, numeric={2, 3, 4}), note=note))
+    return pages.page("Inventory of the records", *body)
+
+
+def _numbers(sums: dict, label: str) -> tuple[str, str, str]:
+    trainable = "–" if label == CLASSES["prompts"] else f"{sums['trainable_tokens']:,}"
+    return f"{sums['records']:,}", f"{sums['tokens']:,}", trainable
+
+
+def _how_many_ok(sums: dict) -> str:
+    return f"{sums['ok']} of {sums['datasets']} ok"

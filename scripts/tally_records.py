@@ -1,0 +1,47 @@
+"""Count the valid records of every dataset, and name what is missing, empty, damaged or stale.
+
+    python scripts/tally_records.py --prepared-dir prepared
+
+Prints a table; --json and --html write the same to files. Exit code 0 also when there are problems, unless --strict.
+"""
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+from eyas.config import load, parse
+from eyas.errors import run_command
+from eyas.progress import log_to_stderr
+from eyas.records import whole_file, write_json
+from eyas.tally import as_html, as_text, tally
+
+
+def main(argv=None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prepared-dir", type=Path, default=Path("prepared"), help="default: prepared")
+    parser.add_argument("--configfile", type=Path, action="append", help="instead of config/*.yaml; may be repeated")
+    parser.add_argument("--config", type=json.loads, help="JSON of a whole configuration (Snakemake passes it)")
+    parser.add_argument("--json", type=Path, help="write the inventory to this file")
+    parser.add_argument("--html", type=Path, help="write the inventory as a page to this file")
+    parser.add_argument(
+        "--command-prefix", default="snakemake", help="how Snakemake is called here, e.g. 'snakemake --profile profiles/demo'"
+    )
+    parser.add_argument("--strict", action="store_true", help="exit with 1 when a dataset is not ok")
+    threads = min(8, os.cpu_count() or 1)
+    parser.add_argument("--threads", type=int, default=threads, help=f"processes that check; default here: {threads}")
+    args = parser.parse_args(argv)
+    log_to_stderr()
+    config = load(args.configfile) if args.config is None else parse(args.config)
+    result = tally(config, args.prepared_dir, command=args.command_prefix, processes=args.threads)
+    if args.json:
+        write_json(args.json, result)
+    if args.html:
+        with whole_file(args.html) as file:
+            file.write(as_html(result).encode())
+    print(as_text(result), end="")
+    return 1 if args.strict and result["problems"] else 0
+
+
+if __name__ == "__main__":
+    run_command(main)
