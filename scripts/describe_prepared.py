@@ -15,10 +15,14 @@ from eyas.records import whole_file
 
 def main(argv=None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prepared-dir", type=Path, required=True, help="folder of one dataset, e.g. prepared/B5_openthoughts")
+    parser.add_argument(
+        "--prepared-dir", type=Path, required=True, help="folder of one dataset, e.g. prepared/B5_openthoughts"
+    )
     parser.add_argument("--tokenizer", type=Path, default=Path("target/tokenizer"), help="default: target/tokenizer")
     parser.add_argument("--out", type=Path, required=True, help="the page")
-    parser.add_argument("--settings", type=json.loads, help="JSON of today's settings, to tell whether the records are stale")
+    parser.add_argument(
+        "--settings", type=json.loads, help="JSON of today's settings, to tell whether the records are stale"
+    )
     args = parser.parse_args(argv)
     text = describe(args.prepared_dir, args.tokenizer, args.settings)
     with whole_file(args.out) as file:

@@ -25,7 +25,9 @@ def main(argv=None) -> int:
     parser.add_argument("--json", type=Path, help="write the inventory to this file")
     parser.add_argument("--html", type=Path, help="write the inventory as a page to this file")
     parser.add_argument(
-        "--command-prefix", default="snakemake", help="how Snakemake is called here, e.g. 'snakemake --profile profiles/demo'"
+        "--command-prefix",
+        default="snakemake",
+        help="how Snakemake is called here, e.g. 'snakemake --profile profiles/demo'",
     )
     parser.add_argument("--strict", action="store_true", help="exit with 1 when a dataset is not ok")
     threads = min(8, os.cpu_count() or 1)

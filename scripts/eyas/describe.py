@@ -17,6 +17,11 @@ EXAMPLES_AT = (0.0, 0.5, 0.9)  # of the record file
 FIRST_TOKENS, LAST_TOKENS, TOKENS_AROUND = 120, 60, 24
 FIRST_MESSAGES, LAST_MESSAGES = 5, 3
 FILES_NAMED = 6
+STATS_USED = [
+    *("dataset", "produces", "rows_read", "kept", "rejected", "duplicates", "beyond_cap", "reasons", "filters"),
+    *("tokens", "trainable_tokens", "length_quantiles", "length_histogram", "files"),
+    *("tokenizer", "vocabulary", "settings"),
+]
 
 
 def describe(folder: Path, tokenizer: Path | None, settings: dict | None = None) -> str:
@@ -29,7 +34,7 @@ def describe(folder: Path, tokenizer: Path | None, settings: dict | None = None)
     changed = differences(stats["settings"], settings) if settings else []
     return pages.page(
         stats["dataset"],
-        pages.notice(tag("b", "Made under other settings than today's: "), pages.lines(changed)) if changed else "",
+        pages.notice(pages.lines([tag("b", "Made under other settings than today's"), *changed])) if changed else "",
         _headline(stats),
         _rows_read(stats),
         _lengths(stats),
@@ -43,11 +48,14 @@ def describe(folder: Path, tokenizer: Path | None, settings: dict | None = None)
 
 def _read_stats(path: Path) -> dict:
     try:
-        return orjson.loads(path.read_bytes())
+        stats = orjson.loads(path.read_bytes())
     except FileNotFoundError:
         raise EyasError(f"{path}: no such file: prepare the dataset first") from None
     except orjson.JSONDecodeError as error:
         raise EyasError(f"{path}: not JSON ({error}): prepare the dataset again") from None
+    if lacking := [key for key in STATS_USED if not isinstance(stats, dict) or key not in stats]:
+        raise EyasError(f"{path}: lacks {', '.join(lacking)}: prepare the dataset again")
+    return stats
 
 
 # From stats.json and rejects.jsonl
@@ -61,7 +69,7 @@ def _headline(stats: dict) -> Html:
         facts.append((f"trainable tokens, {pages.share(trained, stats['tokens'])}", trained))
     facts += [("tokens a record, mean", round(stats["tokens"] / kept) if kept else None)]
     facts += [("tokens, longest record", stats["length_quantiles"].get("100"))]
-    if stats["reasoning_left_out"]:
+    if stats.get("reasoning_left_out"):
         facts.append(("reasonings the chat format has no place for", stats["reasoning_left_out"]))
     return pages.tiles(facts)
 
@@ -74,7 +82,9 @@ def _rows_read(stats: dict) -> Html:
         ("beyond the cap", stats["beyond_cap"], "beyond"),
     ]
     sum_of = " + ".join(f"{count:,} {label}" for label, count, _ in parts)
-    return pages.section("Where each row went", pages.stacked_bar(parts), note=f"{stats['rows_read']:,} rows read = {sum_of}")
+    return pages.section(
+        "Where each row went", pages.stacked_bar(parts), note=f"{stats['rows_read']:,} rows read = {sum_of}"
+    )
 
 
 def _lengths(stats: dict) -> Html:
@@ -96,7 +106,9 @@ def _first_rejects(path: Path) -> dict[str, dict]:
         with open(path, "rb") as file:
             for line in file:
                 reject = orjson.loads(line)
-                first.setdefault(reject["reason"], reject)
+                first.setdefault(
+                    reject["reason"], {"file": reject["file"], "row": reject["row"], "detail": reject["detail"]}
+                )
     except FileNotFoundError:
         return {}
     except (orjson.JSONDecodeError, KeyError, TypeError):
@@ -110,7 +122,11 @@ def _reasons(stats: dict, examples: dict[str, dict]) -> Html:
     rows = []
     for reason, count in stats["reasons"].items():
         example = examples.get(reason)
-        where = join(tag("span", f"{example['file']} row {example['row']:,}: ", cls="soft"), example["detail"]) if example else None
+        where = (
+            join(tag("span", f"{example['file']} row {example['row']}: ", cls="soft"), example["detail"])
+            if example
+            else None
+        )
         kind = "filter" if reason in stats["filters"] else "damage"
         rows.append([reason, kind, count, pages.share(count, stats["rows_read"]), where])
     note = "A filter leaves out what the dataset's adapter does not want; damage counts toward max_rejected."
@@ -126,11 +142,22 @@ def _sources(stats: dict) -> Html:
         kind = "Hub" if source["repo"] else "folder" if source["folder"] else "package"
         revision = source["revision"] if source["repo"] else None
         commit = resolved[k].get("commit") if k < len(resolved) else None
-        rows.append([place, kind, revision, tag("code", commit[:12]) if commit else None, pages.lines(source["files"])])
+        rows.append(
+            [
+                tag("span", place, cls="anywhere"),
+                kind,
+                revision,
+                tag("code", commit[:12]) if commit else None,
+                pages.lines(source["files"]),
+            ]
+        )
     files = stats["files"]
-    named = ", ".join(files[:FILES_NAMED]) + (f" and {len(files) - FILES_NAMED:,} more" if len(files) > FILES_NAMED else "")
+    named = ", ".join(files[:FILES_NAMED]) + (
+        f" and {len(files) - FILES_NAMED:,} more" if len(files) > FILES_NAMED else ""
+    )
     note = f"{len(files):,} file{'s' if len(files) > 1 else ''} read: {named}"
-    return pages.section("Where it came from", pages.table(["source", "kind", "revision", "commit", "files asked for"], rows), note=note)
+    heads = ["source", "kind", "revision", "commit", "files asked for"]
+    return pages.section("Where it came from", pages.table(heads, rows, numeric=set()), note=note)
 
 
 def _settings(stats: dict) -> Html:
@@ -158,7 +185,11 @@ def _examples(folder: Path, stats: dict, tokenizer: Path | None) -> Html:
     lines = _lines_across(path)
     if stats["produces"] == "prompts":
         parts = [_prompt(line, stats) for line in lines]
-        return pages.section("Examples", *parts, note="What the target will be asked, from the start, the middle and the end of the file.")
+        return pages.section(
+            "Examples",
+            *parts,
+            note="What the target will be asked, from the start, the middle and the end of the file.",
+        )
     if tokenizer is None:
         raise EyasError(f"{path}: token records are shown as text: name the tokenizer's folder with --tokenizer")
     target = stats["settings"]["target"]
@@ -168,11 +199,13 @@ def _examples(folder: Path, stats: dict, tokenizer: Path | None) -> Html:
         tag("mark", "like this"),
         ", control tokens ",
         tag("span", "like this", cls="control"),
-        ". The strip shows where in the whole record the trained ones are. A token's id shows when the mouse rests on it.",
+        ". The strip shows where in the whole record the trained ones are; a token's id shows under the mouse.",
     )
     other = ""
     if chat.fingerprint != stats["tokenizer"]:
-        other = pages.notice(f"{tokenizer} is not the tokenizer these records were made with: the text below may be wrong.")
+        other = pages.notice(
+            f"{tokenizer} is not the tokenizer these records were made with: the text below may be wrong."
+        )
     return pages.section("Examples", other, *(_tokenized(line, stats, chat) for line in lines), note=note)
 
 
@@ -211,14 +244,20 @@ def _prompt(line: bytes, stats: dict) -> Html:
         turns = [*turns[:FIRST_MESSAGES], between, *turns[-LAST_MESSAGES:]]
     facts = [f"{len(messages):,} message{'s' if len(messages) > 1 else ''}"]
     if tools := record.get("tools"):
-        facts.append(f"{len(tools):,} tool{'s' if len(tools) > 1 else ''}: {', '.join(_tool_name(t) for t in tools[:8])}")
+        facts.append(
+            f"{len(tools):,} tool{'s' if len(tools) > 1 else ''}: {', '.join(_tool_name(t) for t in tools[:8])}"
+        )
     if type(meta.get("prompt_tokens")) is int:
         facts.append(f"{meta['prompt_tokens']:,} tokens")
     return join(_caption(record, facts, meta), *turns)
 
 
 def _caption(record: dict, facts: list[str], meta: dict | None = None) -> Html:
-    where = f"{meta['file']} row {meta['row']}" if meta and {"file", "row"} <= meta.keys() else f"record {record['id'][:12]}"
+    where = (
+        f"{meta['file']} row {meta['row']}"
+        if meta and {"file", "row"} <= meta.keys()
+        else f"record {record['id'][:12]}"
+    )
     return tag("h3", where, tag("span", f" · {' · '.join(facts)}", cls="soft"))
 
 
@@ -230,7 +269,12 @@ def _tool_name(tool: Any) -> str:
 def _turn(message: dict) -> Html:
     more = {k: v for k, v in message.items() if k not in ("role", "content")}
     extras = [
-        tag("div", f"{k}: ", pages.shorten(v if isinstance(v, str) else orjson.dumps(v).decode(), 400, 150), cls="text mono soft")
+        tag(
+            "div",
+            f"{k}: ",
+            pages.shorten(v if isinstance(v, str) else orjson.dumps(v).decode(), 400, 150),
+            cls="text mono soft",
+        )
         for k, v in more.items()
     ]
     content = tag("div", pages.shorten(message["content"]), cls="text")

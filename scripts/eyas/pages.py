@@ -20,41 +20,54 @@ h1 { font-size: 24px; line-height: 1.25; font-weight: 650; margin: 0 0 4px; }
 h2 { font-size: 16px; font-weight: 650; margin: 0 0 8px; }
 h3 { font-size: 14px; font-weight: 600; margin: 20px 0 6px; }
 p { margin: 0 0 10px; } .soft { color: var(--soft); }
-section { background: var(--paper); border: 1px solid var(--line); border-radius: 8px; padding: 18px 20px; margin-top: 18px; }
+section { background: var(--paper); border: 1px solid var(--line); border-radius: 8px; padding: 18px 20px;
+  margin-top: 18px; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; }
 th, td { text-align: left; vertical-align: top; padding: 6px 14px 6px 0; border-bottom: 1px solid var(--line); }
 th { color: var(--soft); font-weight: 500; font-size: 13px; vertical-align: bottom; }
 th:last-child, td:last-child { padding-right: 0; } tbody tr:last-child td { border-bottom: 0; }
-td { overflow-wrap: anywhere; unicode-bidi: isolate; }
+td { overflow-wrap: break-word; unicode-bidi: isolate; } td:last-child, .anywhere { overflow-wrap: anywhere; }
 .n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 tr.group td { color: var(--soft); font-size: 13px; padding-top: 16px; }
-tr.subtotal td { font-weight: 600; background: #fafbfc; } tr.total td { font-weight: 700; border-top: 2px solid #cbd2da; }
-code, .mono { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; font-size: 12.5px; }
+tr.subtotal td { font-weight: 600; background: #fafbfc; }
+tr.total td { font-weight: 700; border-top: 2px solid #cbd2da; }
+code, .mono { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace;
+  font-size: 12.5px; }
 code.command { display: inline-block; background: #f1f4f7; border-radius: 4px; padding: 2px 8px; margin-top: 2px; }
-.badge { display: inline-block; border-radius: 10px; padding: 0 9px; font-size: 12.5px; line-height: 20px; background: #e8ecf1; }
+.badge { display: inline-block; border-radius: 10px; padding: 0 9px; font-size: 12.5px; line-height: 20px;
+  background: #e8ecf1; }
 .badge.ok { background: #dff1e6; color: #1d5b41; } .badge.stale { background: #fbf0d3; color: #6d5310; }
-.badge.damaged { background: #f9e0dc; color: #86291c; } .badge.missing, .badge.empty { background: #e8ecf1; color: #3e4c59; }
+.badge.damaged { background: #f9e0dc; color: #86291c; }
+.badge.missing, .badge.empty { background: #e8ecf1; color: #3e4c59; }
 .tiles { display: flex; flex-wrap: wrap; gap: 12px; margin-top: 18px; }
-.tiles div { flex: 1 1 150px; background: var(--paper); border: 1px solid var(--line); border-radius: 8px; padding: 12px 16px; }
+.tiles div { flex: 1 1 130px; background: var(--paper); border: 1px solid var(--line); border-radius: 8px;
+  padding: 12px 16px; }
 .tiles b { display: block; font-size: 21px; font-weight: 650; line-height: 1.25; font-variant-numeric: tabular-nums; }
 .tiles span { color: var(--soft); font-size: 13px; }
-.bar { display: flex; height: 12px; border-radius: 6px; overflow: hidden; background: var(--line); margin: 4px 0 10px; }
+.bar { display: flex; height: 12px; border-radius: 6px; overflow: hidden; background: var(--line);
+  margin: 4px 0 10px; }
 .key { display: flex; flex-wrap: wrap; gap: 4px 18px; font-size: 14px; font-variant-numeric: tabular-nums; }
 .key i { display: inline-block; width: 10px; height: 10px; border-radius: 3px; margin-right: 6px; }
 .kept { background: var(--kept); } .rejected { background: var(--rejected); }
 .duplicates { background: var(--duplicates); } .beyond { background: var(--beyond); }
 .notice { background: #fbf6e6; border: 1px solid #eadfb8; border-radius: 8px; padding: 10px 16px; margin-top: 18px; }
-.turn { display: grid; grid-template-columns: 96px 1fr; gap: 0 14px; padding: 8px 0; border-top: 1px solid var(--line); }
+.turn { display: grid; grid-template-columns: 96px 1fr; gap: 0 14px; padding: 8px 0;
+  border-top: 1px solid var(--line); }
 .turn > b { font-size: 12.5px; font-weight: 600; color: var(--soft); padding-top: 2px; overflow-wrap: anywhere; }
 .text, .tokens { white-space: pre-wrap; overflow-wrap: anywhere; unicode-bidi: isolate; }
-.tokens { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; font-size: 12.5px;
+.tokens { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace;
+  font-size: 12.5px;
   line-height: 1.75; color: #4a5561; border: 1px solid var(--line); border-radius: 6px; padding: 10px 12px; }
 mark { background: var(--trained); color: #10291b; padding: 2px 0; }
-.control { border: 1px solid #b9c3cf; border-radius: 4px; padding: 0 4px; margin: 0 1px; font-size: 11px; background: #eef1f5;
+.control { border: 1px solid #b9c3cf; border-radius: 4px; padding: 0 4px; margin: 0 1px; font-size: 11px;
+  background: #eef1f5;
   color: #3e4c59; white-space: nowrap; } mark .control { background: #a9d9ba; border-color: #74b78d; color: #10291b; }
+.strip { display: block; width: 100%; height: 8px; background: var(--line); border-radius: 4px; margin: 0 0 8px; }
 .end { color: #a7b1bc; } mark .end { color: #6fa985; }
 .gap { display: inline-block; color: var(--soft); font: italic 13px system-ui, sans-serif; padding: 2px 0; }
+svg { max-width: 100%; height: auto; }
+svg.strip { height: 8px; }
 svg text { font: 11.5px system-ui, -apple-system, "Segoe UI", Roboto, Arial, sans-serif; fill: var(--soft); }
 @media print { body { background: #fff; } section { break-inside: avoid; } }
 """
@@ -163,15 +176,17 @@ def lines(texts: Iterable[Any], *more: Any) -> Html:
 
 
 def share(part: int, whole: int) -> str:
-    """A share in words: 12.3 %, < 0.1 %."""
+    """A share in words: 12.3 %, < 0.1 %; a line does not break before the sign."""
     percent = 100 * part / whole if whole else 0.0
-    return "< 0.1 %" if 0 < percent < 0.1 else f"{percent:.1f} %"
+    return "< 0.1\xa0%" if 0 < percent < 0.1 else f"{percent:.1f}\xa0%"
 
 
 def stacked_bar(parts: Sequence[tuple[str, int, str]]) -> Html:
     """(label, count, class of its colour) as one thin bar with its key."""
     whole = sum(count for _, count, _ in parts)
-    bar = [tag("div", cls=c, style=f"width:{100 * n / whole:.3f}%", title=f"{label}: {n:,}") for label, n, c in parts if n]
+    bar = [
+        tag("div", cls=c, style=f"width:{100 * n / whole:.3f}%", title=f"{label}: {n:,}") for label, n, c in parts if n
+    ]
     key = [tag("span", tag("i", cls=c), f"{label} {n:,} ({share(n, whole)})") for label, n, c in parts]
     return join(tag("div", *bar, cls="bar"), tag("div", *key, cls="key"))
 
@@ -189,7 +204,7 @@ def gap(text: str) -> Html:
 
 
 def token_text(texts: Sequence[str], ids: Sequence[int], mask: Sequence[int], control: set[int]) -> Html:
-    """texts, ids, mask [n] → tokens in a row: trainable ones in <mark>, control tokens as badges, ends of lines shown."""
+    """texts, ids, mask [n] → tokens in a row: trainable ones in <mark>, control tokens as badges, line ends shown."""
     out = []
     for text, token, trained in zip(texts, ids, mask, strict=True):
         if token in control:
@@ -211,13 +226,14 @@ def mask_strip(mask: Sequence[int]) -> Html:
             start = None
     return Html(
         f'<svg viewBox="0 0 {max(1, len(mask))} 1" preserveAspectRatio="none" role="img" '
-        f'style="display:block;width:100%;height:8px;background:#e3e7ec;border-radius:4px;margin:0 0 8px">{"".join(runs)}</svg>'
+        f'class="strip">{"".join(runs)}</svg>'
     )
 
 
 def length_histogram_svg(edges: Sequence[int], counts: Sequence[int], limit: int | None = None) -> Html:
-    """Records by their length in tokens. edges [k], powers of two; counts [k + 1]: below the first edge, between, from the last on.
+    """Records by their length in tokens, as stats.json counts them.
 
+    edges [k]: powers of two. counts [k + 1]: below the first edge, between two edges, from the last one on.
     limit: longest length that is kept; a dashed line where it lies in the picture.
     """
     filled = [k for k, count in enumerate(counts) if count]
@@ -237,7 +253,9 @@ def length_histogram_svg(edges: Sequence[int], counts: Sequence[int], limit: int
                 f'<rect x="{x + 2}" y="{ground - max(height, 1):.1f}" width="{wide - 4}" height="{max(height, 1):.1f}" '
                 f'rx="2" fill="#3f8f83"><title>{name}</title></rect>'
             )
-            parts.append(f'<text x="{x + wide / 2}" y="{ground - height - 6:.1f}" text-anchor="middle">{counts[k]:,}</text>')
+            parts.append(
+                f'<text x="{x + wide / 2}" y="{ground - height - 6:.1f}" text-anchor="middle">{counts[k]:,}</text>'
+            )
     right = left + wide * len(bins)
     parts.append(f'<line x1="{left}" y1="{ground + 0.5}" x2="{right}" y2="{ground + 0.5}" stroke="#9aa5b1"/>')
     for k in range(first, last + 2):  # the bounds below and above each bin
@@ -248,13 +266,15 @@ def length_histogram_svg(edges: Sequence[int], counts: Sequence[int], limit: int
         below = max(k for k, edge in enumerate(edges) if edge <= limit)
         x = left + wide * (below + 1 + math.log2(limit / edges[below]) - first)
         if left <= x <= right:
-            parts.append(f'<line x1="{x:.1f}" y1="{top}" x2="{x:.1f}" y2="{ground}" stroke="#d08a4e" stroke-dasharray="4 3"/>')
+            parts.append(
+                f'<line x1="{x:.1f}" y1="{top}" x2="{x:.1f}" y2="{ground}" stroke="#d08a4e" stroke-dasharray="4 3"/>'
+            )
             parts.append(f'<text x="{x:.1f}" y="{top - 8}" text-anchor="end">limit {limit:,}</text>')
     middle = (left + right) / 2
     parts.append(f'<text x="{middle}" y="{ground + 38}" text-anchor="middle">tokens in a record (1k = 1,024)</text>')
     width, height = right + left, ground + 46
     return Html(
-        f'<svg width="{width}" height="{height}" viewBox="0 0 {width} {height}" style="max-width:100%" role="img" '
+        f'<svg width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img" '
         f'aria-label="records by length in tokens">{"".join(parts)}</svg>'
     )
 

