@@ -60,7 +60,15 @@ def words(rng: random.Random, n: int) -> list[str]:
 
 def identifier(rng: random.Random) -> str:
     a, b = words(rng, 2)
-    return rng.choice((f"{rng.choice(VERBS)}_{a}", f"self._{b}", f"{a.title()}{b.title()}", f"{a}_{b}", f"{a[:3]}{rng.randint(0, 99)}"))
+    return rng.choice(
+        (
+            f"{rng.choice(VERBS)}_{a}",
+            f"self._{b}",
+            f"{a.title()}{b.title()}",
+            f"{a}_{b}",
+            f"{a[:3]}{rng.randint(0, 99)}",
+        )
+    )
 
 
 def prose(rng: random.Random) -> str:
@@ -236,7 +244,11 @@ def main(argv=None) -> int:
     parser.add_argument("--quick", action="store_true", help="a tenth of the data")
     args = parser.parse_args(argv)
     sys.path.insert(0, str(ROOT / "scripts"))
-    for path in (*(conversations(n, args.quick) for n in ("agentic", "chat", "hostile")), scan(args.quick), tokenizer()):
+    for path in (
+        *(conversations(n, args.quick) for n in ("agentic", "chat", "hostile")),
+        scan(args.quick),
+        tokenizer(),
+    ):
         print(path.relative_to(ROOT))
     return 0
 

@@ -37,19 +37,19 @@ TOKENIZER_FILE, TEMPLATE_FILE = "tokenizer.json", "chat_template.jinja"
 
 
 class Watch:
-    """Seconds of a `with` block; profiles it when asked."""
+    """Seconds of a `with` block, and CPU seconds with its finished children's; profiles it when asked."""
 
     def __init__(self, profile: bool):
         self.profiler = cProfile.Profile() if profile else None
 
     def __enter__(self):
-        self.start = time.perf_counter()
+        self.cpu, self.start = sum(os.times()[:4]), time.perf_counter()
         if self.profiler:
             self.profiler.enable()
         return self
 
     def __exit__(self, *exc):
-        self.seconds = time.perf_counter() - self.start
+        self.seconds, self.cpu = time.perf_counter() - self.start, sum(os.times()[:4]) - self.cpu
         if self.profiler:
             self.profiler.disable()
             pstats.Stats(self.profiler, stream=sys.stderr).sort_stats("tottime").print_stats(25)
@@ -188,6 +188,8 @@ def pyarrow_alone(args, watch: Watch) -> dict:
 
 def scan(args, watch: Watch) -> dict:
     """The first half of `prepare_dataset`: every row offered to the capped sample, rejects listed; nothing encoded."""
+    import pyarrow.parquet  # noqa: F401 (both sides have it loaded)
+
     from eyas.prepare import Ledger, Sample, Settings, _candidates
 
     cap = data.CAP // (10 if args.quick else 1)
@@ -223,7 +225,7 @@ def main(argv=None) -> int:
         f"peak_{name}mb": round(resource.getrusage(who).ru_maxrss / 1024)
         for name, who in (("", resource.RUSAGE_SELF), ("worker_", resource.RUSAGE_CHILDREN))
     }
-    print(json.dumps({"seconds": watch.seconds, **peak, **done}))
+    print(json.dumps({"seconds": round(watch.seconds, 4), "cpu_s": round(watch.cpu, 2), **peak, **done}))
     return 0
 
 

@@ -45,6 +45,7 @@ rule tally_records:
         "logs/tally_records.log",
     benchmark:
         "benchmarks/tally_records.tsv"
+    threads: CONFIG.resources.prepare_threads
     params:
         config=whole_config,
         command=COMMAND,
@@ -52,20 +53,22 @@ rule tally_records:
         "../envs/workflow.yaml"
     shell:
         "python $SCRIPTS/tally_records.py --config {params.config:q} --command-prefix {params.command:q} "
-        "--json {output.json:q} --html {output.html:q} &> {log:q}"
+        "--threads {threads} --json {output.json:q} --html {output.html:q} &> {log:q}"
 
 
 rule tally:
     """Count the valid records of every dataset now, and list what is missing, damaged or stale."""
     log:
         "logs/tally.log",
+    threads: CONFIG.resources.prepare_threads
     params:
         config=whole_config,
         command=COMMAND,
     conda:
         "../envs/workflow.yaml"
     shell:
-        "python $SCRIPTS/tally_records.py --config {params.config:q} --command-prefix {params.command:q} 2>&1 | tee {log:q}"
+        "python $SCRIPTS/tally_records.py --config {params.config:q} --command-prefix {params.command:q} "
+        "--threads {threads} 2> {log:q} | tee -a {log:q}"
 
 
 rule probe:
@@ -79,4 +82,4 @@ rule probe:
     conda:
         "../envs/workflow.yaml"
     shell:
-        "python $SCRIPTS/probe_datasets.py --config {params.config:q} 2>&1 | tee {log:q}"
+        "python $SCRIPTS/probe_datasets.py --config {params.config:q} 2> {log:q} | tee -a {log:q}"

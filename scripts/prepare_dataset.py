@@ -31,9 +31,10 @@ def main(argv=None) -> int:
     args = parser.parse_args(argv)
     log_to_stderr()
     settings = args.settings or load(args.configfile).prepare_settings(args.dataset)
-    manifest = args.source_dir / args.dataset / "manifest.json"
-    files = files_of(read_manifest(manifest), manifest)
-    prepare_dataset(settings, files, args.tokenizer, args.output_dir / args.dataset, threads=args.threads)
+    path = args.source_dir / args.dataset / "manifest.json"
+    manifest = read_manifest(path)
+    files, out = files_of(manifest, path), args.output_dir / args.dataset
+    prepare_dataset(settings, files, args.tokenizer, out, threads=args.threads, origin=manifest["sources"])
     return 0
 
 

@@ -26,7 +26,10 @@ def smollm2_folder(tmp_path_factory):
 @pytest.fixture(scope="session")
 def smollm2(smollm2_folder):
     return load_chat(
-        smollm2_folder, chat_format="template", trust_remote_code=False, expected_tokens={"<|im_start|>": 1, "<|im_end|>": 2}
+        smollm2_folder,
+        chat_format="template",
+        trust_remote_code=False,
+        expected_tokens={"<|im_start|>": 1, "<|im_end|>": 2},
     )
 
 

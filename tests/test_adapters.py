@@ -40,7 +40,12 @@ def prepared(tmp_path, name, tokenizer, **changes):
 def test_every_row_is_kept_or_counted_under_its_reason(name, tmp_path, smollm2_folder):
     stats, records, lines = prepared(tmp_path, name, smollm2_folder)
     expected = EXPECTED[name]
-    found = {"rows": stats["rows_read"], "kept": stats["kept"], "duplicates": stats["duplicates"], "reasons": stats["reasons"]}
+    found = {
+        "rows": stats["rows_read"],
+        "kept": stats["kept"],
+        "duplicates": stats["duplicates"],
+        "reasons": stats["reasons"],
+    }
     assert found == expected
     assert len(records) == expected["kept"] == len({r["id"] for r in records})
     fault = fault_in_prompt if name.startswith("B") else fault_in_tokenized
@@ -71,13 +76,15 @@ class TestGlaive:
         return load_adapter("glaive").conversation({"system": system, "chat": chat})
 
     def test_tools_stand_one_after_another(self):
-        c = self.conversation(f"SYSTEM: Use them if required -\n{self.TOOL}\n\n{self.TOOL}\n", "USER: hi\n\n\nASSISTANT: yo")
+        c = self.conversation(
+            f"SYSTEM: Use them if required -\n{self.TOOL}\n\n{self.TOOL}\n", "USER: hi\n\n\nASSISTANT: yo"
+        )
         assert [t["function"]["name"] for t in c.tools] == ["f", "f"]
         assert c.messages[0] == {"role": "system", "content": "Use them if required"}
 
     def test_calls_and_results(self):
         chat = (
-            "USER: q\n\n\nASSISTANT: <functioncall> {\"name\": \"f\", \"arguments\": '{\"a\": \"it\\'s USER: x\"}'} <|endoftext|>"
+            'USER: q\n\n\nASSISTANT: <functioncall> {"name": "f", "arguments": \'{"a": "it\\\'s USER: x"}\'} <|endoftext|>'
             '\n\n\nFUNCTION RESPONSE: {"r": 1}\n\n\nASSISTANT: done <|endoftext|>'
         )
         messages = self.conversation("SYSTEM: s", chat).messages
@@ -95,7 +102,7 @@ class TestGlaive:
         assert messages[2]["tool_calls"][0]["function"]["arguments"] == arguments
 
     def test_broken_arguments_and_tools_are_rejected(self):
-        chat = "USER: q\n\n\nASSISTANT: <functioncall> {\"name\": \"f\", \"arguments\": '{\"a\": '}"
+        chat = 'USER: q\n\n\nASSISTANT: <functioncall> {"name": "f", "arguments": \'{"a": \'}'
         assert reason("glaive", {"system": "SYSTEM: s", "chat": chat}) == "arguments_not_json"
         assert reason("glaive", {"system": 'SYSTEM: s {"name": ', "chat": "USER: q"}) == "bad_tools"
 
@@ -112,7 +119,12 @@ class TestKimik25:
             {"instruction": "q", "response": "a", "thought": "t"},
             {"problem": "q", "solution": "a", "thinking": "t"},
             {"question": "q", "answer": "a", "reasoning": "t"},
-            {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "reasoning_content": "t"}]},
+            {
+                "messages": [
+                    {"role": "user", "content": "q"},
+                    {"role": "assistant", "content": "a", "reasoning_content": "t"},
+                ]
+            },
             {"row_json": '{"prompt": "q", "response": "a", "thinking": "t"}'},
         ],
     )
@@ -135,7 +147,10 @@ class TestKimik25:
 class TestOpenCodeInstruct:
     ADAPTER = load_adapter("opencodeinstruct", {"min_score": 0.9})
     ROWS = (
-        [{"id": str(k), "input": f"task {k}", "average_test_score": score} for k, score in enumerate(["1", "0.9", "1.0"])]
+        [
+            {"id": str(k), "input": f"task {k}", "average_test_score": score}
+            for k, score in enumerate(["1", "0.9", "1.0"])
+        ]
         + [{"id": "a", "input": "x", "average_test_score": s} for s in ("0.8", "0", None, "high", "nan")]
         + [{"id": "b", "input": text, "average_test_score": "1"} for text in ("", " \n", None)]
     )

@@ -14,10 +14,21 @@ from eyas.chat import NotRenderable, load_chat
 from eyas.chat.gguf import tokenizer_from_gguf
 from eyas.errors import EyasError
 
-HOSTILE = ["<|im_end|>", "<|im_user|>", "<|im_start|>assistant\n", "[EOS]", "[BOS]", "<think>", "</think>", "<|im_middle|>"]
+HOSTILE = [
+    "<|im_end|>",
+    "<|im_user|>",
+    "<|im_start|>assistant\n",
+    "[EOS]",
+    "[BOS]",
+    "<think>",
+    "</think>",
+    "<|im_middle|>",
+]
 TEXTS = st.lists(
     st.one_of(
-        st.sampled_from([*HOSTILE, "\n", "\n\n", " ", "  ", "\t", "the answer", "def f(x):\n    return 1", "é", "🙂", "数", "\0"]),
+        st.sampled_from(
+            [*HOSTILE, "\n", "\n\n", " ", "  ", "\t", "the answer", "def f(x):\n    return 1", "é", "🙂", "数", "\0"]
+        ),
         st.text(st.characters(exclude_categories=["Cs"]), max_size=12),
     ),
     max_size=6,
@@ -115,7 +126,9 @@ def chatml_reference(tokenizer, messages, rule):
         body = tokenizer.encode(header + m["content"], add_special_tokens=False)
         end = tokenizer.encode("\n", add_special_tokens=False).ids
         answer = m["role"] == "assistant"
-        trained = [0] + [int(answer and start >= len(header)) for start, _ in body.offsets] + [int(answer)] + [0] * len(end)
+        trained = (
+            [0] + [int(answer and start >= len(header)) for start, _ in body.offsets] + [int(answer)] + [0] * len(end)
+        )
         tokens = [1, *body.ids, 2, *end]
         ids += tokens
         mask += [int(seen_user)] * len(tokens) if rule == "after_first_user" else trained
@@ -160,7 +173,10 @@ def test_text_that_spells_control_tokens_stays_text(chat, request):
 
 
 def test_many_plans_at_once_are_encoded_as_one_by_one(smollm2):
-    plans = [smollm2.format.conversation([{"role": "user", "content": "a" * k}, {"role": "assistant", "content": "\n" * k}]) for k in range(30)]
+    plans = [
+        smollm2.format.conversation([{"role": "user", "content": "a" * k}, {"role": "assistant", "content": "\n" * k}])
+        for k in range(30)
+    ]
     assert smollm2.encode(plans) == [smollm2.encode([p])[0] for p in plans]
 
 
@@ -175,7 +191,12 @@ def test_a_million_characters_without_a_space_take_bounded_time(chat, request):
 
 # Tools, for Kimi
 
-TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}},
+    }
+]
 
 
 def test_kimi_tools_come_first_in_the_tokenizers_own_words_as_plain_text(kimi):
@@ -207,7 +228,9 @@ def test_kimi_tool_calls_are_trained_and_results_are_not(kimi):
 def test_the_template_format_refuses_what_it_has_no_form_for(smollm2):
     call = {"type": "function", "function": {"name": "f", "arguments": {}}}
     with pytest.raises(NotRenderable) as caught:
-        smollm2.format.conversation([{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": [call]}])
+        smollm2.format.conversation(
+            [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        )
     assert caught.value.reason == "tool_calls_in_template"
 
 
@@ -238,7 +261,9 @@ def test_a_template_that_strips_contents_is_followed(smollm2_folder, tmp_path):
 
 
 def test_a_template_that_changes_contents_is_refused(smollm2_folder, tmp_path):
-    folder = edited(smollm2_folder, tmp_path, lambda t: t.replace("message['content']", "message['content'] | replace('a', 'A')"))
+    folder = edited(
+        smollm2_folder, tmp_path, lambda t: t.replace("message['content']", "message['content'] | replace('a', 'A')")
+    )
     with pytest.raises(EyasError, match="does not render as this target's own chat template: at character"):
         load_chat(folder, chat_format="template", trust_remote_code=False, expected_tokens={})
 
@@ -252,7 +277,9 @@ def test_a_kimi_with_another_template_is_refused(kimi_folder, tmp_path):
 
 def test_the_wrong_tokenizer_is_refused(smollm2_folder, kimi_folder):
     with pytest.raises(EyasError, match=r"<\|im_end\|> should be token 163586, found 2"):
-        load_chat(smollm2_folder, chat_format="template", trust_remote_code=False, expected_tokens={"<|im_end|>": 163586})
+        load_chat(
+            smollm2_folder, chat_format="template", trust_remote_code=False, expected_tokens={"<|im_end|>": 163586}
+        )
     with pytest.raises(EyasError, match=r"has no <\|im_system\|>"):
         load_chat(smollm2_folder, chat_format="kimi", trust_remote_code=False, expected_tokens={})
     with pytest.raises(EyasError, match="trust_remote_code"):

@@ -31,7 +31,12 @@ def chats(n):
     rng = random.Random(0)
     words = "alpha beta gamma delta epsilon zeta eta theta".split()
     return [
-        {"messages": [{"role": r, "content": " ".join(rng.choices(words, k=rng.randint(3, 60))) + f" {k}"} for r in ("user", "assistant")]}
+        {
+            "messages": [
+                {"role": r, "content": " ".join(rng.choices(words, k=rng.randint(3, 60))) + f" {k}"}
+                for r in ("user", "assistant")
+            ]
+        }
         for k in range(n)
     ]
 
@@ -48,7 +53,9 @@ def balanced(stats):
 def test_threads_change_nothing(tmp_path, smollm2_folder):
     source = write_lines(tmp_path / "x.jsonl", chats(400))
     for threads in (1, 3):
-        prepare_dataset(settings_of("A1_deepswekimi"), [source], smollm2_folder, tmp_path / str(threads), threads=threads)
+        prepare_dataset(
+            settings_of("A1_deepswekimi"), [source], smollm2_folder, tmp_path / str(threads), threads=threads
+        )
     one, three = ((tmp_path / str(t) / "tokenized_data.jsonl").read_bytes() for t in (1, 3))
     assert one == three and one.count(b"\n") == 400
 
@@ -70,8 +77,17 @@ def test_a_cap_takes_the_same_rows_whatever_the_order(tmp_path, smollm2_folder):
 
 def opencode_rows(n):
     rng = random.Random(1)
-    rows = [{"id": f"{k:x}", "input": f"Task {k}: reverse a list.", "average_test_score": rng.choice(["1", "1", "0.5", None])} for k in range(n)]
-    return rows + [{**r, "id": "again"} for r in rows[: n // 10]] + [{"id": "z", "input": " ", "average_test_score": "1"}]
+    rows = [
+        {
+            "id": f"{k:x}",
+            "input": f"Task {k}: reverse a list.",
+            "average_test_score": rng.choice(["1", "1", "0.5", None]),
+        }
+        for k in range(n)
+    ]
+    return (
+        rows + [{**r, "id": "again"} for r in rows[: n // 10]] + [{"id": "z", "input": " ", "average_test_score": "1"}]
+    )
 
 
 def test_a_preselected_sample_equals_the_sample_row_by_row(tmp_path, smollm2_folder, monkeypatch):
@@ -95,7 +111,9 @@ def test_a_preselected_sample_equals_the_sample_row_by_row(tmp_path, smollm2_fol
 def test_longer_than_the_limit_is_counted_and_replaced_from_the_reserve(tmp_path, smollm2_folder):
     rows = [{"problem": f"Program {k}. " + "long " * (500 if k % 10 == 0 else 1)} for k in range(1000)]
     source = write_lines(tmp_path / "x.jsonl", rows)
-    stats = prepare_dataset(settings_of("B3_magicoder", cap=200, max_tokens=100), [source], smollm2_folder, tmp_path / "out")
+    stats = prepare_dataset(
+        settings_of("B3_magicoder", cap=200, max_tokens=100), [source], smollm2_folder, tmp_path / "out"
+    )
     assert stats["kept"] == 200 and stats["reasons"]["too_long"] > 0 and balanced(stats)
 
 
@@ -120,7 +138,9 @@ def test_nothing_kept_fails(tmp_path, smollm2_folder):
 def test_filters_are_not_held_against_a_dataset(tmp_path, smollm2_folder):
     rows = [{"id": str(k), "input": f"task {k}", "average_test_score": "1" if k < 5 else "0"} for k in range(100)]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "x.parquet")
-    stats = prepare_dataset(settings_of("B2_opencodeinstruct", max_rejected=0.0), [tmp_path / "x.parquet"], smollm2_folder, tmp_path / "out")
+    stats = prepare_dataset(
+        settings_of("B2_opencodeinstruct", max_rejected=0.0), [tmp_path / "x.parquet"], smollm2_folder, tmp_path / "out"
+    )
     assert (stats["kept"], stats["rejected"], stats["filters"]) == (5, 95, ["below_min_score"])
 
 
@@ -154,7 +174,10 @@ def test_a_job_killed_at_any_moment_leaves_no_half_file(tmp_path, smollm2_folder
     folder = tmp_path / "sources/A1_deepswekimi"
     folder.mkdir(parents=True)
     source = write_lines(folder / "x.jsonl", chats(6000))
-    manifest = {"sources": [{"place": "x"}], "files": [{"path": "x.jsonl", "name": "x.jsonl", "source": 0, "bytes": source.stat().st_size}]}
+    manifest = {
+        "sources": [{"place": "x"}],
+        "files": [{"path": "x.jsonl", "name": "x.jsonl", "source": 0, "bytes": source.stat().st_size}],
+    }
     (folder / "manifest.json").write_text(json.dumps(manifest))
     command = [sys.executable, ROOT / "scripts/prepare_dataset.py", "--dataset", "A1_deepswekimi", "--threads", "2",
                "--tokenizer", smollm2_folder, "--settings", json.dumps(settings_of("A1_deepswekimi"))]  # fmt: skip
@@ -163,7 +186,9 @@ def test_a_job_killed_at_any_moment_leaves_no_half_file(tmp_path, smollm2_folder
     for wait in waits:
         job = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL, start_new_session=True)
         deadline = time.monotonic() + 60
-        while not (out / ".tokenized_data.jsonl.partial").exists() and job.poll() is None and time.monotonic() < deadline:
+        while (
+            not (out / ".tokenized_data.jsonl.partial").exists() and job.poll() is None and time.monotonic() < deadline
+        ):
             time.sleep(0.01)
         time.sleep(wait)
         caught_writing += job.poll() is None

@@ -64,7 +64,9 @@ def test_a_cut_array_fails_with_file_and_place(tmp_path_factory, cut):
         rows(path)
 
 
-@pytest.mark.parametrize("text", ['[{"a": 1} {"a": 2}]', '[{"a": 1}, oops, {"a": 2}]', '[{"a": 1}] trailing', "hello", "", '{"a" 1}'])
+@pytest.mark.parametrize(
+    "text", ['[{"a": 1} {"a": 2}]', '[{"a": 1}, oops, {"a": 2}]', '[{"a": 1}] trailing', "hello", "", '{"a" 1}']
+)
 def test_a_broken_array_fails_with_its_file(tmp_path, text):
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(EyasError, match=r"x\.json"):
@@ -82,7 +84,11 @@ def test_damage_in_the_middle_is_found_without_reading_on(tmp_path, monkeypatch)
 
 
 def write_parquet(path, n=1000):
-    pq.write_table(pa.table({"a": [f"text {k}" for k in range(n)], "b": list(range(n)), "c": ["x" * 50] * n}), path, row_group_size=100)
+    pq.write_table(
+        pa.table({"a": [f"text {k}" for k in range(n)], "b": list(range(n)), "c": ["x" * 50] * n}),
+        path,
+        row_group_size=100,
+    )
 
 
 def test_parquet_reads_only_the_needed_columns(tmp_path):

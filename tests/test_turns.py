@@ -35,7 +35,9 @@ def test_a_list_of_text_parts_is_joined_as_it_stands():
     assert parse_turns([turn("user", parts)])[0]["content"] == "one two three"
 
 
-@pytest.mark.parametrize("content", [7, 1.5, {"text": "x"}, [{"type": "image_url", "image_url": "x"}], [{"type": "text"}], [3]])
+@pytest.mark.parametrize(
+    "content", [7, 1.5, {"text": "x"}, [{"type": "image_url", "image_url": "x"}], [{"type": "text"}], [3]]
+)
 def test_content_that_is_not_text_rejects_the_row(content):
     assert reason(parse_turns, [turn("user", content)]) == "content_not_text"
 
@@ -134,8 +136,16 @@ def test_calls_are_numbered_through_the_conversation_and_results_tied_to_them():
         turn("tool", "again"),
     ]
     linked = link_calls(messages)
-    assert [c["id"] for m in linked for c in m.get("tool_calls", [])] == ["functions.f:0", "functions.g:1", "functions.f:2"]
-    assert [m["tool_call_id"] for m in linked if m["role"] == "tool"] == ["functions.g:1", "functions.f:0", "functions.f:2"]
+    assert [c["id"] for m in linked for c in m.get("tool_calls", [])] == [
+        "functions.f:0",
+        "functions.g:1",
+        "functions.f:2",
+    ]
+    assert [m["tool_call_id"] for m in linked if m["role"] == "tool"] == [
+        "functions.g:1",
+        "functions.f:0",
+        "functions.f:2",
+    ]
     assert reason(link_calls, [turn("user", "u"), turn("tool", "x")]) == "orphan_tool_result"
 
 

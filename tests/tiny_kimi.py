@@ -154,7 +154,9 @@ TEMPLATE = """
 def ranks() -> list[bytes]:
     """256 single bytes, then pairs merged by frequency over TEXT."""
     pieces = [bytes([b]) for b in range(256)]
-    words = [[bytes([b]) for b in word.encode()] for word in TEXT.replace("\n", " \n ").replace(" ", "  ").split(" ") if word]
+    words = [
+        [bytes([b]) for b in word.encode()] for word in TEXT.replace("\n", " \n ").replace(" ", "  ").split(" ") if word
+    ]
     while len(pieces) < 256 + MERGES:
         pairs = Counter(pair for word in words for pair in zip(word, word[1:], strict=False))
         if not pairs:

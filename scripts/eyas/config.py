@@ -16,6 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from eyas.errors import EyasError
 
 ROOT = Path(__file__).resolve().parents[2]
+# Settings of a dataset that travel to its job but decide nothing of what it holds: a change makes nothing stale.
+DECIDES_NOTHING = ("max_rejected", "target.name")
 DEFAULT_CONFIGFILES = (ROOT / "config/config.yaml", ROOT / "config/datasets.yaml")
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]

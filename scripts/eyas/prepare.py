@@ -9,7 +9,7 @@ import logging
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
@@ -106,10 +106,13 @@ class Ledger:
         return "\n".join(lines) or "  no row was rejected"
 
 
-def prepare_dataset(raw_settings: dict, files: list[Path], tokenizer: Path, out: Path, *, threads: int = 1) -> dict:
+def prepare_dataset(
+    raw_settings: dict, files: list[Path], tokenizer: Path, out: Path, *, threads: int = 1, origin: Sequence[dict] = ()
+) -> dict:
     """Write out/{prompts|tokenized_data}.jsonl, rejects.jsonl and stats.json; returns the statistics.
 
     files: the dataset's files, in order. tokenizer: folder of the target's tokenizer. threads: processes that encode.
+    origin: where the files come from (a manifest's "sources"), for the record.
     EyasError when a file is damaged, nothing is kept, or more than `max_rejected` of the rows are
     damaged; then nothing is published.
     """
@@ -124,6 +127,7 @@ def prepare_dataset(raw_settings: dict, files: list[Path], tokenizer: Path, out:
         counts = _write_records(settings, files, chat, threads, records, ledger)
         stats = _statistics(settings, files, chat, ledger, counts)
         _check(settings, ledger, stats)
+        stats["sources"] = list(origin)
         stats["seconds"] = round(time.monotonic() - started, 2)
         write_stats.write(orjson.dumps(stats, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
     return stats

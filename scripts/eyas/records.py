@@ -109,11 +109,11 @@ def fault_in_tokenized(line: bytes, dataset: str, vocabulary: int | None = None)
         return "input_ids or loss_mask is not a list"
     if len(ids) != len(mask):
         return f"input_ids has {len(ids)} entries, loss_mask {len(mask)}"
-    if not all(type(i) is int for i in ids) or (ids and min(ids) < 0):
+    if not set(map(type, ids)) <= {int} or (ids and min(ids) < 0):
         return "input_ids holds something that is not a token id"
     if vocabulary is not None and ids and max(ids) >= vocabulary:
         return f"input_ids holds {max(ids)}, outside the vocabulary of {vocabulary}"
-    if not all(type(m) is int for m in mask) or not set(mask) <= {0, 1}:
+    if not set(map(type, mask)) <= {int} or not set(mask) <= {0, 1}:
         return "loss_mask holds something that is not 0 or 1"
     if 1 not in mask:
         return "loss_mask trains no token"

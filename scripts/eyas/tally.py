@@ -19,7 +19,7 @@ from typing import Any
 import orjson
 
 from eyas import pages
-from eyas.config import Config
+from eyas.config import DECIDES_NOTHING, Config
 from eyas.errors import EyasError
 from eyas.progress import Progress
 from eyas.records import RECORD_FILES, fault_in_prompt, fault_in_tokenized, is_blank
@@ -86,7 +86,9 @@ def settings_fingerprint(config: Config) -> str:
 
 
 def differences(was: Any, now: Any, key: str = "") -> list[str]:
-    """Each key that differs between two JSON values, as `target.name: "a" → "b"`; dotted where nested."""
+    """Each key that differs between two settings, as `options.min_score: 1 → 0.9`; dotted where nested."""
+    if key in DECIDES_NOTHING:
+        return []
     if isinstance(was, dict) and isinstance(now, dict):
         keys = [*was, *(k for k in now if k not in was)]
         return [
@@ -149,7 +151,9 @@ def _row(piece: Piece, stats: dict | str, count: "Count", command: str) -> dict:
         if stats["kept"] != count.valid:
             damage.append(f"{count.valid:,} valid records, stats.json says {stats['kept']:,}")
         stale = differences(stats["settings"], piece.settings)
-    mend = f"{command} --force {piece.asked_as}"  # without --force, a file that exists is left as it is
+    mend = (
+        f"{command} --force {' '.join([*_upstream(piece, stale), piece.asked_as])}"  # a file that exists needs --force
+    )
     if count.state in ("missing", "empty"):
         mend = f"{command} {piece.asked_as}"
         row |= {"state": count.state, "what": ["no such file" if count.state == "missing" else "the file is blank"]}
@@ -160,6 +164,12 @@ def _row(piece: Piece, stats: dict | str, count: "Count", command: str) -> dict:
     else:
         row |= {"what": []}
     return {**row, "command": None if row["state"] == "ok" else mend}
+
+
+def _upstream(piece: Piece, stale: list[str]) -> list[str]:
+    """What must be fetched anew before a stale file is rebuilt: the sources or the tokenizer, when they changed."""
+    keys = ("sources", f"sources/{piece.dataset}/manifest.json"), ("target.tokenizer", "target/tokenizer/manifest.json")
+    return [path for key, path in keys if any(s.startswith((f"{key}.", f"{key}:")) for s in stale)]
 
 
 def _sum(rows: Iterable[dict]) -> dict:
