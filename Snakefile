@@ -30,8 +30,11 @@ rule all:
     """Every per-dataset file, and the pages of the report."""
     default_target: True
     input:
+        # All files, also those in the middle: a missing one is noticed only when it is asked for.
+        "target/tokenizer/manifest.json",
+        expand("sources/{dataset}/manifest.json", dataset=DATASETS),
         PREPARED,
-        expand("prepared/{dataset}/{beside}.json", dataset=DATASETS, beside="stats"),
+        expand("prepared/{dataset}/{beside}", dataset=DATASETS, beside=["rejects.jsonl", "stats.json"]),
         expand("reports/prepared/{dataset}.html", dataset=DATASETS),
         "reports/tally.html",
 

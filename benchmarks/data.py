@@ -37,20 +37,46 @@ COMMON = (
     "then only call first run object other all need case change check path type following output input because name "
     "version module default issue problem however number same instead does where into result key add set after import "
     "before between without index until each returns expected given argument option request response user would could"
-).split()
-STEMS = "ab ac ad al am an ar as at ba ber cal can cor de den dis ec el em en er ex fac fin for gen gra in inter ir lan lin lo man mer min mis mod mon nor or par per pla pre pro que ran re res sa sec sim sol spe sta str sub sur ta ten ter tra un ver vis".split()
-ENDS = "able al ance ate ation ed ence ent er ers es ful ic ify ing ion ions ise ist ity ive less ly ment ness or ous s tion ure y".split()
-VERBS = "get set load save parse build check make find open run send read merge init update apply resolve".split()
+)
+STEMS = (
+    "ab ac ad al am an ar as at ba ber cal can cor de den dis ec el em en er ex fac fin for gen gra in "
+    "inter ir lan lin lo man mer min mis mod mon nor or par per pla pre pro que ran re res sa sec sim sol "
+    "spe sta str sub sur ta ten ter tra un ver vis"
+)
+ENDS = (
+    "able al ance ate ation ed ence ent er ers es ful ic ify ing ion ions ise ist ity ive less ly ment "
+    "ness or ous s tion ure y"
+)
+VERBS = (
+    "get",
+    "set",
+    "load",
+    "save",
+    "parse",
+    "build",
+    "check",
+    "make",
+    "find",
+    "open",
+    "run",
+    "send",
+    "read",
+    "merge",
+    "init",
+    "update",
+    "apply",
+    "resolve",
+)
 FOREIGN = ("naïve", "café", "Größe", "да", "数据", "テスト", "→", "≤", "…", "🙂", "é", "“quoted”", "–")
 
 
 @functools.cache
 def lexicon() -> tuple[list[str], list[float]]:
     """Words and their cumulative weights by Zipf's law."""
-    rng = random.Random("lexicon")
-    rare = sorted({"".join(rng.choices(STEMS, k=rng.randint(1, 2))) + rng.choice(ENDS) for _ in range(9_000)})
+    rng, stems, ends = random.Random("lexicon"), STEMS.split(), ENDS.split()
+    rare = sorted({"".join(rng.choices(stems, k=rng.randint(1, 2))) + rng.choice(ends) for _ in range(9_000)})
     rng.shuffle(rare)
-    words = COMMON + rare
+    words = COMMON.split() + rare
     return words, list(itertools.accumulate(1 / (rank + 3) for rank in range(len(words))))
 
 
@@ -87,12 +113,20 @@ def code(rng: random.Random) -> str:
     lines = []
     for _ in range(rng.randint(4, 12)):
         a, b, c = (identifier(rng) for _ in range(3))
-        line = rng.choice((
-            f"def {a}({b}, *, {c}=None):", f"if {a}({b}) is None or {c} > {rng.randint(0, 4096)}:", f"return {a}[{rng.randint(0, 64)}:] + {b}",
-            f'raise ValueError(f"{a} failed at {{{b}!r}}: 0x{rng.getrandbits(32):08x}")', f"# {' '.join(words(rng, 7))}",
-            f"{a} = {{'{b}': {rng.random():.4f}, '{c}': [{rng.randint(0, 9)}, {rng.randint(0, 999)}]}}",
-            f'  File "/app/{b.lower()}.py", line {rng.randint(1, 2000)}, in {c}', f"-    assert {a} == {b}", f"+    assert {a}.{c} == {b}", "",
-        ))  # fmt: skip
+        line = rng.choice(
+            (
+                f"def {a}({b}, *, {c}=None):",
+                f"if {a}({b}) is None or {c} > {rng.randint(0, 4096)}:",
+                f"return {a}[{rng.randint(0, 64)}:] + {b}",
+                f'raise ValueError(f"{a} failed at {{{b}!r}}: 0x{rng.getrandbits(32):08x}")',
+                f"# {' '.join(words(rng, 7))}",
+                f"{a} = {{'{b}': {rng.random():.4f}, '{c}': [{rng.randint(0, 9)}, {rng.randint(0, 999)}]}}",
+                f'  File "/app/{b.lower()}.py", line {rng.randint(1, 2000)}, in {c}',
+                f"-    assert {a} == {b}",
+                f"+    assert {a}.{c} == {b}",
+                "",
+            )
+        )
         lines.append("    " * rng.randint(0, 3) + line)
     return "```python\n" + "\n".join(lines) + "\n```"
 
@@ -163,6 +197,19 @@ def _write_conversations(path: Path, name: str, count: int) -> None:
 # OpenCodeInstruct's columns
 
 
+COLUMNS = (
+    "id",
+    "input",
+    "output",
+    "domain",
+    "generation_algorithm",
+    "llm_judgement",
+    "unit_tests",
+    "tests_execution_status",
+    "average_test_score",
+)
+
+
 def _write_scan(path: Path, rows: int) -> None:
     """All strings. A cell of text joins two of a pool's pieces: far more text than compression can see at once."""
     import numpy as np
@@ -179,11 +226,7 @@ def _write_scan(path: Path, rows: int) -> None:
     def pick(pool: pa.Array, n: int, p=None) -> pa.Array:
         return pool.take(pa.array(rng.choice(len(pool), n, p=p)))
 
-    columns = (
-        "id", "input", "output", "domain", "generation_algorithm", "llm_judgement", "unit_tests", "tests_execution_status",
-        "average_test_score",
-    )  # fmt: skip
-    schema = pa.schema([(c, pa.string()) for c in columns])
+    schema = pa.schema([(c, pa.string()) for c in COLUMNS])
     with pq.ParquetWriter(path, schema, compression="snappy") as writer:
         for start in range(0, rows, ROW_GROUP):
             n = min(ROW_GROUP, rows - start)
@@ -198,7 +241,7 @@ def _write_scan(path: Path, rows: int) -> None:
             }
             blank = pa.array(rng.random(n) < 1e-4)
             cells["input"] = pc.if_else(blank, "  \n", cells["input"])
-            writer.write_table(pa.table([cells[c] for c in columns], schema=schema), row_group_size=ROW_GROUP)
+            writer.write_table(pa.table([cells[c] for c in COLUMNS], schema=schema), row_group_size=ROW_GROUP)
 
 
 # The cache

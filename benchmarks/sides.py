@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections import deque
 from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 from unittest.mock import patch
 
@@ -76,7 +77,10 @@ def scratch():
 
 
 def tokenizer_alone(args, watch: Watch) -> dict:
-    """`encode_batch_fast` over ready texts, each one message as the chat template renders it; ids are not looked at."""
+    """`encode_batch_fast` over ready texts, each one message as the chat template renders it; ids are not looked at.
+
+    More threads: as many forked processes, each with its share of the texts (what the machine itself can do at once).
+    """
     from jinja2 import Template
     from tokenizers import Tokenizer
 
@@ -88,8 +92,22 @@ def tokenizer_alone(args, watch: Watch) -> dict:
             rendered = template.render(messages=json.loads(line)["messages"])
             texts += ["<|im_start|>" + rest for rest in rendered.split("<|im_start|>")[1:]]
     batches = [texts[k : k + TEXTS_A_CALL] for k in range(0, len(texts), TEXTS_A_CALL)]
+
+    def encode(share: list[list[str]]) -> int:
+        return sum(len(e) for b in share for e in tokenizer.encode_batch_fast(b, add_special_tokens=False))
+
     with watch:
-        tokens = sum(len(e) for b in batches for e in tokenizer.encode_batch_fast(b, add_special_tokens=False))
+        if args.threads == 1:
+            tokens = encode(batches)
+        else:
+            fork, counts = get_context("fork"), get_context("fork").SimpleQueue()
+            shares = [batches[k :: args.threads] for k in range(args.threads)]
+            workers = [fork.Process(target=lambda share=share: counts.put(encode(share))) for share in shares]
+            for worker in workers:
+                worker.start()
+            for worker in workers:
+                worker.join()
+            tokens = sum(counts.get() for _ in workers)
     return {"messages": len(texts), "characters": sum(map(len, texts)), "tokens": tokens}
 
 
@@ -123,8 +141,8 @@ def masks(args, watch: Watch) -> dict:
     with scratch() as out:
         with watch:
             prepare_dataset(raw, [source], data.tokenizer(), out)
-        records = [json.loads(line) for line in open(out / "tokenized_data.jsonl", encoding="utf-8")]
-    conversations = [json.loads(line)["messages"] for line in open(source, encoding="utf-8")]
+        records = [json.loads(line) for line in (out / "tokenized_data.jsonl").read_bytes().splitlines()]
+    conversations = [json.loads(line)["messages"] for line in source.read_bytes().splitlines()]
     reference, names, wrong = Reference(data.tokenizer()), list(data.HOSTILE), []
     assert len(records) == len(conversations), f"{len(records)} records of {len(conversations)} conversations"
     for k, (record, messages) in enumerate(zip(records, conversations, strict=True)):
@@ -211,7 +229,7 @@ def main(argv=None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("side", choices=SIDES)
     parser.add_argument("--set", choices=SETS, default="chat", help="conversations; default: chat")
-    parser.add_argument("--threads", type=int, default=1, help="of prepare_dataset; default: 1")
+    parser.add_argument("--threads", type=int, default=1, help="of prepare and tokenizer; default: 1")
     parser.add_argument("--loss-mask", choices=("assistant", "after_first_user"), default="assistant")
     parser.add_argument("--times", type=int, default=1, help="how often the table is read in a row; default: 1")
     parser.add_argument("--quick", action="store_true", help="a tenth of the data")

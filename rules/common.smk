@@ -28,8 +28,9 @@ PREPARED = [f"prepared/{d}/prompts.jsonl" for d in PROMPT_DATASETS]
 PREPARED += [f"prepared/{d}/tokenized_data.jsonl" for d in TOKENIZED_DATASETS]
 
 # Every command runs the interpreter that runs Snakemake (unless conda brings another), on $SCRIPTS.
+# A prefix replaces Snakemake's own, so the strict mode stands here again.
 shell.prefix(
-    f"export SCRIPTS='{workflow.basedir}/scripts'; "
+    f"set -euo pipefail; export SCRIPTS='{workflow.basedir}/scripts'; "
     + ("" if workflow.deployment_settings.deployment_method else f"export PATH='{os.path.dirname(sys.executable)}':\"$PATH\"; ")
 )
 

@@ -249,9 +249,12 @@ def _counted(reader, ledger: Ledger) -> Iterator[list]:
 
 
 def _preselected(settings: Settings, reader: ParquetRows, selection: Sample, ledger: Ledger) -> Iterator[list]:
-    """(place, row number, row) of the rows that can still enter the sample; the others are only counted."""
-    import numpy as np
+    """(place, row number, row) of the rows that can still enter the sample; the others are only counted.
 
+    Rows wait as Arrow data until twice as many are there as the sample can hold; then those with the higher places fall
+    out. So most rows that lead for a while never become Python objects.
+    """
+    waiting, threshold = [], selection.threshold  # waiting: (places, row numbers, Arrow rows)
     for first, batch in reader.arrow_batches():
         ledger.rows_read += batch.num_rows
         verdict = settings.adapter.preselect(batch)
@@ -261,13 +264,46 @@ def _preselected(settings: Settings, reader: ParquetRows, selection: Sample, led
                 where = {"file": reader.path.name, "row": first + int(row)}
                 ledger.reject(reason, where, f"{values[int(row)].as_py()!r}", is_filter=is_filter)
             ledger.reasons[reason] += max(0, len(rows) - room)
-        rows, order = verdict.rows, verdict.order
-        if selection.threshold is not None:
-            inside = order <= np.uint64(selection.threshold)
+        order, rows = verdict.order, verdict.rows
+        if threshold is not None:
+            inside = order <= threshold
             selection.beyond_cap += len(rows) - int(inside.sum())
-            rows, order = rows[inside], order[inside]
-        values = batch.take(rows).to_pylist() if len(rows) else []
-        yield list(zip(order.tolist(), (first + rows).tolist(), values, strict=True))
+            order, rows = order[inside], rows[inside]
+        waiting.append((order, first + rows, batch.take(rows)))
+        if sum(len(w[0]) for w in waiting) >= 2 * selection.capacity:
+            waiting, threshold = _lowest(waiting, selection)
+            if sum(len(w[0]) for w in waiting) >= 1.5 * selection.capacity:  # copies, told apart by their keys only
+                yield _as_objects(waiting)
+                waiting = []
+        yield []  # for the progress
+    yield _as_objects(waiting)
+
+
+def _lowest(waiting: list[tuple], selection: Sample) -> tuple[list[tuple], int | None]:
+    """Of the waiting rows, those that can still enter the sample, and the highest place that can."""
+    import numpy as np
+    import pyarrow as pa
+
+    places = np.unique(np.concatenate([order for order, _, _ in waiting]))  # as many keys: a key has one place
+    highest = [int(places[selection.capacity - 1])] if len(places) >= selection.capacity else []
+    if selection.threshold is not None:
+        highest.append(selection.threshold)
+    if not highest:
+        return waiting, None
+    threshold, kept = min(highest), []
+    for order, numbers, rows in waiting:
+        inside = order <= threshold
+        selection.beyond_cap += len(order) - int(inside.sum())
+        kept.append((order[inside], numbers[inside], rows.filter(pa.array(inside))))
+    return kept, threshold
+
+
+def _as_objects(waiting: list[tuple]) -> list[tuple]:
+    return [
+        row
+        for places, numbers, rows in waiting
+        for row in zip(places.tolist(), numbers.tolist(), rows.to_pylist(), strict=True)
+    ]
 
 
 def _rows(path: Path, adapter: Adapter) -> Iterator[tuple[dict, Any]]:

@@ -1,0 +1,233 @@
+"""Measure what the issue promises, as ratios against what the libraries alone can do.
+
+    python benchmarks/run.py [--only prepare|scan|dryrun] [--quick] [--rounds 5]
+
+Each side runs in a process of its own (sides.py), so that its peak memory is its own; the sides of a comparison take
+turns, round after round, and a ratio is taken within a round: what else the machine does then falls on both. Prints a
+table with each ratio's lowest, median and highest value; the median is held against the goal. Everything goes to
+benchmarks/results/latest.json. Exit code 1 when a goal is not met (with --quick, a tenth of the data: never).
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+
+import data
+
+RESULTS = data.ROOT / "benchmarks/results/latest.json"
+SIDES = data.ROOT / "benchmarks/sides.py"
+
+
+@dataclass
+class Row:
+    """One line of the table. met: None where there is no goal."""
+
+    what: str
+    ours: str
+    reference: str
+    ratio: str
+    goal: str
+    met: bool | None
+
+
+def side(*args: str, quick: bool) -> dict:
+    """What one process of sides.py reports."""
+    command = [sys.executable, str(SIDES), *args, *(["--quick"] if quick else [])]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed (exit code {done.returncode}); its message is above")
+    result = json.loads(done.stdout)
+    print(f"  {' '.join(args)}: {result['seconds']:.2f} s, {result['peak_mb']} MB", file=sys.stderr, flush=True)
+    return result
+
+
+def in_turns(sides: dict[str, list[str]], rounds: int, quick: bool) -> dict[str, list[dict]]:
+    """name → its results, one of each round: A B C A B C …"""
+    results: dict[str, list[dict]] = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, args in sides.items():
+            results[name].append(side(*args, quick=quick))
+    return results
+
+
+def median(results: list[dict], key: str) -> float:
+    return statistics.median(r[key] for r in results)
+
+
+def compare(what: str, unit: str, amount: float, ours: list[dict], reference: list[dict], goal: float | None) -> Row:
+    """Rates of the same `amount` of work; the ratio is reference seconds / our seconds, pair by pair."""
+    ratios = sorted(r["seconds"] / o["seconds"] for o, r in zip(ours, reference, strict=True))
+    middle = statistics.median(ratios)
+    return Row(
+        what,
+        f"{amount / median(ours, 'seconds'):,.0f} {unit}",
+        f"{amount / median(reference, 'seconds'):,.0f} {unit}",
+        f"{ratios[0]:.2f} – {middle:.2f} – {ratios[-1]:.2f}",
+        "" if goal is None else f"≥ {goal}",
+        None if goal is None else middle >= goal,
+    )
+
+
+def told(what: str, ours: str, reference: str = "", ratio: str = "") -> Row:
+    """A line without a goal."""
+    return Row(what, ours, reference, ratio, "", None)
+
+
+# The comparisons
+
+
+def prepare(rounds: int, quick: bool) -> tuple[list[Row], dict]:
+    rows, raw = [], {}
+    data.tokenizer()
+    for name in ("agentic", "chat"):
+        data.conversations(name, quick)
+        ours = ["prepare", "--set", name]
+        sides = {
+            "tokenizer alone": ["tokenizer", "--set", name],
+            "1 thread": ours,
+            "2 threads": [*ours, "--threads", "2"],
+            "tokenizer alone, twice": ["tokenizer", "--set", name, "--threads", "2"],
+        }
+        raw[name] = r = in_turns(sides, rounds, quick)
+        tokens = {x["tokens"] for results in r.values() for x in results}
+        if len(tokens) != 1:
+            raise SystemExit(f"{name}: the sides made different numbers of tokens: {tokens}")
+        amount, one, two = tokens.pop() / 1000, r["1 thread"], r["2 threads"]
+        alone, both = r["tokenizer alone"], r["tokenizer alone, twice"]
+        cpu_one, cpu_two = median(one, "cpu_s"), median(two, "cpu_s")
+        rows += [
+            compare(f"{name}, 1 thread / tokenizer alone", "k tokens/s", amount, one, alone, 0.7),
+            compare(f"{name}, 2 threads / 1 thread", "k tokens/s", amount, two, one, 1.6),
+            compare("    tokenizer alone, 2 processes / 1", "k tokens/s", amount, both, alone, None),
+            told(
+                "    CPU time, 2 threads / 1 thread", f"{cpu_two:.1f} s", f"{cpu_one:.1f} s", f"{cpu_two / cpu_one:.2f}"
+            ),
+            told("    peak memory, 1 thread", f"{median(one, 'peak_mb'):.0f} MB", f"{median(alone, 'peak_mb'):.0f} MB"),
+            told("    loading the tokenizer, not counted", f"{median(one, 'load_s'):.1f} s"),
+        ]
+    for loss_mask in ("assistant", "after_first_user"):
+        r = side("masks", "--loss-mask", loss_mask, quick=quick)
+        raw[f"masks {loss_mask}"] = r
+        wrong = f" (wrong: {'; '.join(r['wrong'])})" if r["wrong"] else ""
+        exact, checked = r["exact"], r["checked"]
+        rows.append(
+            Row(f"hostile, exact masks, {loss_mask}", f"{exact}{wrong}", f"{checked}", "", "all", exact == checked)
+        )
+    return rows, raw
+
+
+def scan(rounds: int, quick: bool) -> tuple[list[Row], dict]:
+    data.scan(quick)
+    sides = {"pyarrow alone": ["pyarrow"], "scan": ["scan"], "scan, twice the rows": ["scan", "--times", "2"]}
+    r = in_turns(sides, rounds, quick)
+    if {x["rows"] for x in r["pyarrow alone"]} != {x["rows"] for x in r["scan"]}:
+        raise SystemExit("scan: the sides read different numbers of rows")
+    once, twice = median(r["scan"], "peak_mb"), median(r["scan, twice the rows"], "peak_mb")
+    growth = twice / once
+    amount = r["scan"][0]["rows"] / 1000
+    return [
+        compare("scan / pyarrow alone", "k rows/s", amount, r["scan"], r["pyarrow alone"], 0.5),
+        Row(
+            "scan, peak memory",
+            f"{once:.0f} MB",
+            f"{median(r['pyarrow alone'], 'peak_mb'):.0f} MB",
+            "",
+            "< 700 MB",
+            once < 700,
+        ),
+        Row(
+            "scan, peak memory at twice the rows",
+            f"{twice:.0f} MB",
+            f"{once:.0f} MB",
+            f"{growth:.2f}",
+            "0.9 to 1.1",
+            0.9 <= growth <= 1.1,
+        ),
+    ], r
+
+
+def dryrun(rounds: int, quick: bool) -> tuple[list[Row], dict]:
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        done = subprocess.run([sys.executable, "-m", "snakemake", "-n"], cwd=data.ROOT, capture_output=True, text=True)
+        seconds.append(round(time.perf_counter() - start, 3))
+        print(f"  snakemake -n: {seconds[-1]:.2f} s", file=sys.stderr, flush=True)
+        if done.returncode:
+            raise SystemExit(f"snakemake -n failed (exit code {done.returncode}):\n{done.stdout}{done.stderr}")
+    best = min(seconds)
+    return [Row("snakemake -n, best of 3", f"{best:.2f} s", "", "", "< 3 s", best < 3)], {"seconds": seconds}
+
+
+SECTIONS = {"prepare": prepare, "scan": scan, "dryrun": dryrun}
+
+
+def others_share(before: tuple, after: tuple) -> float:
+    """Share of the machine's CPU time that processes other than ours took between two `cpu_times()`."""
+    wall, busy, own = (b - a for a, b in zip(before, after, strict=True))
+    return max(0.0, busy - own) / max(wall * (os.cpu_count() or 1), 1e-9)
+
+
+def cpu_times() -> tuple[float, float, float]:
+    """(clock, CPU seconds of all processes, CPU seconds of our children so far)"""
+    import psutil
+
+    now, ours = psutil.cpu_times(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.perf_counter(), now.user + now.system, ours.ru_utime + ours.ru_stime
+
+
+def print_table(rows: list[Row]) -> None:
+    verdict = {True: "met", False: "NOT MET", None: ""}
+    lines = [("what", "ours", "reference", "ratio", "goal", "")]
+    lines += [(r.what, r.ours, r.reference, r.ratio, r.goal, verdict[r.met]) for r in rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def main(argv=None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=SECTIONS, help="one section; default: all")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the data: a smoke test, not a measurement")
+    parser.add_argument("--rounds", type=int, default=5, help="how often each side runs; default: 5 (at least 3)")
+    args = parser.parse_args(argv)
+    rounds = max(3, args.rounds)
+    sys.path.insert(0, str(data.ROOT / "scripts"))  # to convert the tokenizer
+    rows, raw = [], {}
+    for name in [args.only] if args.only else SECTIONS:
+        print(f"{name}:", file=sys.stderr, flush=True)
+        before = cpu_times()
+        more, raw[name] = SECTIONS[name](rounds, args.quick)
+        share = others_share(before, cpu_times())
+        raw[name]["others_share"] = round(share, 3)
+        rows += more
+        if share > 0.05:
+            print(
+                f"  other processes took {share:.0%} of the machine meanwhile: 2 threads / 1 means little",
+                file=sys.stderr,
+            )
+    print_table(rows)
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    result = {
+        "quick": args.quick,
+        "rounds": rounds,
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        "versions": {name: version(name) for name in ("tokenizers", "pyarrow", "orjson", "snakemake")},
+        "rows": [asdict(row) for row in rows],
+        "raw": raw,
+    }
+    RESULTS.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return 0 if args.quick else int(any(row.met is False for row in rows))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,308 @@
+"""Real Snakemake runs: what is rebuilt, what is not, and the commands exactly as users type them."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+import yaml
+from conftest import HUB, ROOT, SNAKEMAKE
+
+PARTS = ("Snakefile", "rules", "scripts", "config", "profiles", "envs")
+DATASETS = ("A2_kimik25", "B3_magicoder", "B5_openthoughts")
+PROMPTS = "prepared/B5_openthoughts/prompts.jsonl"
+
+
+class Workflow:
+    """A copy of the workflow with its own working directory."""
+
+    def __init__(self, root):
+        self.root, self.work = root, root / "work"
+
+    def run(self, *args, expect=0):
+        command = [SNAKEMAKE, "--directory", self.work, "--configfile", self.root / "test.yaml", "--replace-workflow-config", *args]
+        done = subprocess.run(command, cwd=self.root, capture_output=True, text=True, timeout=300)
+        output = done.stdout + done.stderr
+        assert done.returncode == expect, output
+        return output
+
+    def planned(self, *targets):
+        """{rule: [wildcard or ""]} of a dry run, without `all`."""
+        jobs = {}
+        output = self.run("-n", "--", *targets)
+        for rule, body in re.findall(r"^(?:local)?rule (\w+):\n((?:    .*\n)+)", output, re.MULTILINE):
+            dataset = re.search(r"wildcards: dataset=(\w+)", body)
+            jobs.setdefault(rule, []).append(dataset.group(1) if dataset else "")
+        jobs.pop("all", None)
+        return jobs
+
+    def config(self, change):
+        path = self.root / "test.yaml"
+        config = yaml.safe_load(path.read_text())
+        change(config)
+        path.write_text(yaml.safe_dump(config))
+
+    def snapshot(self):
+        """Every file of the working directory with its time and size (Snakemake's own folder left out)."""
+        files = (p for p in self.work.rglob("*") if p.is_file() and ".snakemake" not in p.parts)
+        return {str(p.relative_to(self.work)): (p.stat().st_mtime_ns, p.stat().st_size) for p in files}
+
+
+def copy_workflow(root):
+    for part in PARTS:
+        source = ROOT / part
+        if source.is_dir():
+            shutil.copytree(source, root / part, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy2(source, root / part)
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory, smollm2_folder):
+    """Three small datasets, run to the end once."""
+    root = tmp_path_factory.mktemp("finished")
+    copy_workflow(root)
+    config = yaml.safe_load((ROOT / "config/demo.yaml").read_text())
+    config["datasets"] = {name: config["datasets"][name] for name in DATASETS}
+    for name, dataset in config["datasets"].items():
+        for k, source in enumerate(dataset["sources"]):  # a copy of its own, so that tests may damage it
+            copy = root / "hub" / f"{name}-{k}"
+            shutil.copytree(HUB / source["folder"].removeprefix("../tests/data/hub/"), copy)
+            source["folder"] = f"../hub/{copy.name}"
+    shutil.copytree(smollm2_folder, root / "tokenizer")
+    config["target"]["tokenizer"] = {"folder": "../tokenizer", "files": ["*.json", "*.jinja"]}
+    (root / "test.yaml").write_text(yaml.safe_dump(config))
+    (root / "work").mkdir()
+    workflow = Workflow(root)
+    workflow.run("all")
+    return workflow
+
+
+@pytest.fixture
+def workflow(finished, tmp_path):
+    """A finished run to do something to; its manifests point to the copy."""
+    root = tmp_path / "workflow"
+    shutil.copytree(finished.root, root, symlinks=True)
+    for path in root.glob("work/sources/*/manifest.json"):
+        times = path.stat()
+        path.write_text(path.read_text().replace(str(finished.root), str(root)))
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    return Workflow(root)
+
+
+def test_a_finished_run_has_every_file_log_and_benchmark_and_nothing_to_do(workflow):
+    for name in DATASETS:
+        kind = "tokenized" if name.startswith("A") else "prompts"
+        records = "tokenized_data" if name.startswith("A") else "prompts"
+        for path in (
+            f"prepared/{name}/{records}.jsonl",
+            f"prepared/{name}/stats.json",
+            f"prepared/{name}/rejects.jsonl",
+            f"logs/prepare_{kind}/{name}.log",
+            f"benchmarks/prepare_{kind}/{name}.tsv",
+            f"reports/prepared/{name}.html",
+        ):
+            assert (workflow.work / path).is_file(), path
+        stats = json.loads((workflow.work / f"prepared/{name}/stats.json").read_bytes())
+        assert stats["rows_read"] == stats["kept"] + stats["rejected"] + stats["duplicates"] + stats["beyond_cap"]
+    assert "Nothing to be done" in workflow.run("all")
+
+
+def test_edited_code_and_config_rebuild_nothing_by_themselves(workflow):
+    for path in (workflow.root / "scripts").rglob("*.py"):
+        path.write_text(path.read_text() + "\n# edited\n")
+    workflow.config(lambda c: c["prepare"].update(max_rejected=0.3))
+    assert workflow.planned("prepared") == {}
+
+
+@pytest.mark.parametrize("how", ["deleted", "emptied", "blank lines"])
+def test_one_lost_output_rebuilds_that_dataset_and_no_other(workflow, how):
+    for path in (workflow.root / "scripts/eyas/adapters").glob("*.py"):
+        path.write_text(path.read_text() + "\n# every adapter's code has changed\n")
+    prompts = workflow.work / PROMPTS
+    whole = prompts.read_bytes()
+    if how == "deleted":
+        prompts.unlink()
+    else:
+        prompts.write_bytes(b"" if how == "emptied" else b"\n \r\n\n")
+    before = workflow.snapshot()
+    plan = {"prepare_prompts": ["B5_openthoughts"], "describe_prepared": ["B5_openthoughts"], "tally_records": [""]}
+    assert workflow.planned("all") == plan
+    if how != "deleted":
+        assert "holds-no-record" in workflow.run("-n", "all")
+    assert workflow.snapshot() == before, "a dry run touches nothing"
+    workflow.run("all")
+    assert prompts.read_bytes() == whole
+    changed = {p for p, state in workflow.snapshot().items() if before.get(p) != state}
+    assert all("B5_openthoughts" in p or "tally" in p for p in changed), changed
+    assert "Nothing to be done" in workflow.run("all")
+
+
+@pytest.mark.parametrize("path", ["sources/B5_openthoughts/manifest.json", "prepared/B5_openthoughts/stats.json", "prepared/B5_openthoughts/rejects.jsonl"])
+def test_a_missing_file_in_the_middle_is_rebuilt_though_the_final_files_exist(workflow, path):
+    (workflow.work / path).unlink()
+    jobs = workflow.planned("all")
+    assert {d for datasets in jobs.values() for d in datasets} == {"B5_openthoughts", ""}
+    workflow.run("all")
+    assert (workflow.work / path).is_file()
+    assert "Nothing to be done" in workflow.run("all")
+
+
+def test_a_source_file_that_is_gone_is_fetched_again(workflow):
+    source = next(workflow.root.glob("hub/B5_openthoughts-0/data/*.parquet"))
+    copy = source.read_bytes()
+    source.unlink()
+    assert workflow.planned("all")["fetch_source"] == ["B5_openthoughts"]
+    assert "no file matches" in workflow.run("all", expect=1)
+    source.write_bytes(copy)
+    workflow.run("all")
+
+
+def test_a_dataset_that_fails_leaves_the_others_and_is_the_only_one_to_rerun(workflow):
+    shutil.rmtree(workflow.work)
+    workflow.work.mkdir()
+    source = next(workflow.root.glob("hub/B5_openthoughts-0/data/*.parquet"))
+    whole = source.read_bytes()
+    source.write_bytes(whole[:-100])
+    output = workflow.run("all", expect=1)
+    assert re.search(r"error: \S*train-00000-of-00001\.parquet: not a whole Parquet file", output), output
+    assert list(workflow.work.glob("prepared/B5_openthoughts/*")) == []
+    for name, records in (("A2_kimik25", "tokenized_data"), ("B3_magicoder", "prompts")):
+        assert (workflow.work / f"prepared/{name}/{records}.jsonl").is_file()
+    source.write_bytes(whole)
+    jobs = workflow.planned("prepared")
+    assert {d for datasets in jobs.values() for d in datasets} == {"B5_openthoughts", ""}
+    assert "prepare_prompts" in jobs and "prepare_tokenized" not in jobs
+    workflow.run("all")
+
+
+def test_too_many_rejects_fail_with_the_reasons_and_no_output(workflow):
+    workflow.config(lambda c: c["prepare"].update(max_rejected=0.01))
+    (workflow.work / PROMPTS).unlink()
+    output = workflow.run(PROMPTS, expect=1)
+    assert "rows are rejected" in output and "the limit is 1.0%" in output and "that row:" in output
+    assert list(workflow.work.glob("prepared/B5_openthoughts/*")) == []
+
+
+def test_a_run_killed_in_the_middle_is_finished_by_the_next(workflow):
+    shutil.rmtree(workflow.work)
+    workflow.work.mkdir()
+    command = [SNAKEMAKE, "--directory", workflow.work, "--configfile", workflow.root / "test.yaml", "--replace-workflow-config", "all"]
+    run = subprocess.Popen(command, cwd=workflow.root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while not list(workflow.work.glob("prepared/*/.*.partial")) and time.monotonic() < deadline and run.poll() is None:
+        time.sleep(0.005)
+    assert run.poll() is None, "it ended before it could be killed"
+    os.killpg(run.pid, signal.SIGKILL)
+    run.wait()
+    workflow.run("--unlock")
+    workflow.run("all")
+    for name in DATASETS:
+        stats = json.loads((workflow.work / f"prepared/{name}/stats.json").read_bytes())
+        records = workflow.work / f"prepared/{name}/{stats['produces']}.jsonl"
+        assert records.read_bytes().count(b"\n") == stats["kept"]
+    assert "Nothing to be done" in workflow.run("all")
+
+
+def test_probe_prints_yields_and_fails_when_a_dataset_yields_too_little(workflow):
+    output = workflow.run("probe")
+    assert re.search(r"B5_openthoughts +\d+ +\d+ +\d+%", output), output
+    workflow.config(lambda c: c["prepare"].update(min_yield=0.99))
+    output = workflow.run("probe", expect=1)
+    assert "yields 9" in output and "expected at least 99%" in output and "that row:" in output
+
+
+def test_tally_counts_lists_damage_and_names_commands_that_mend_it(workflow):
+    kept = json.loads((workflow.work / "prepared/B5_openthoughts/stats.json").read_bytes())["kept"]
+    prompts = workflow.work / PROMPTS
+    lines = prompts.read_bytes().splitlines(keepends=True)
+    prompts.write_bytes(b"".join([lines[0][:-20] + b"\n", *lines[1:]]))
+    workflow.config(lambda c: c["datasets"]["B3_magicoder"].update(prepare={"cap": 10}))
+    output = workflow.run("tally")
+    assert re.search(rf"B5_openthoughts +damaged +{kept - 1}\b", output), output
+    assert re.search(r"B3_magicoder +stale", output) and "cap" in output
+    commands = re.findall(r"snakemake (--force \S+)", output)
+    assert commands == ["--force prepared/B3_magicoder/prompts.jsonl", f"--force {PROMPTS}"]
+    for command in commands:
+        workflow.run(*command.split())
+    output = workflow.run("tally")
+    assert "damaged" not in output and "stale" not in output
+    assert re.search(r"B3_magicoder +ok +10\b", output)
+
+
+def test_the_inventory_page_is_remade_when_settings_change(workflow):
+    workflow.config(lambda c: c["datasets"]["B3_magicoder"].update(prepare={"cap": 10}))
+    assert workflow.planned("all") == {"tally_records": [""]}
+    workflow.run("all")
+    assert "stale" in (workflow.work / "reports/tally.html").read_text()
+    assert "Nothing to be done" in workflow.run("all")
+
+
+def test_the_report_holds_pages_and_runs_from_the_command_as_typed(workflow):
+    workflow.run("--report", "report.html")
+    report = (workflow.work / "report.html").read_text()
+    for name in (*(f"{d}.html" for d in DATASETS), "tally.html"):
+        assert name in report
+
+
+def test_an_eleventh_dataset_is_one_module_and_one_entry(workflow):
+    (workflow.root / "scripts/eyas/adapters/riddles.py").write_text(
+        '"""Riddles. A row: {"riddle": str}."""\n\n'
+        "from eyas.adapters.base import Conversation\nfrom eyas.adapters.turns import needed_text\n\n"
+        'COLUMNS = ("riddle",)\n\n\n'
+        "def conversation(row, options):\n"
+        '    return Conversation([{"role": "user", "content": needed_text(row, "riddle")}])\n'
+    )
+    folder = workflow.root / "riddles"
+    folder.mkdir()
+    (folder / "r.jsonl").write_text('{"riddle": "What has keys but no locks?"}\n{"riddle": "What runs but never walks?"}\n')
+    entry = {"adapter": "riddles", "produces": "prompts", "sources": [{"folder": str(folder), "files": ["*.jsonl"]}]}
+    workflow.config(lambda c: c["datasets"].update(C1_riddles=entry))
+    workflow.run("all")
+    assert (workflow.work / "prepared/C1_riddles/prompts.jsonl").read_bytes().count(b"\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda c: c["prepare"].update(max_token=5), "prepare.max_token: no such key (did you mean 'max_tokens'?)"),
+        (lambda c: c["datasets"]["B5_openthoughts"].update(adaptr="x"), "did you mean 'adapter'?"),
+        (lambda c: c["datasets"]["B5_openthoughts"].update(adapter="opnthoughts"), "there is no scripts/eyas/adapters/opnthoughts.py"),
+        (lambda c: c["datasets"]["B5_openthoughts"].update(prepare={"capp": 5}), "did you mean 'cap'?"),
+        (lambda c: c["datasets"]["B5_openthoughts"].update(options={"x": 5}), "datasets.B5_openthoughts.options.x"),
+        (lambda c: c["datasets"]["B5_openthoughts"]["sources"][0].update(repo="a/b"), "found repo and folder"),
+    ],
+)
+def test_a_mistake_in_the_config_ends_in_a_line_that_says_what_to_do(workflow, change, said):
+    workflow.config(change)
+    output = workflow.run("-n", expect=1)
+    assert said in output and "Traceback" not in output
+
+
+def bare(*args, expect=0):
+    done = subprocess.run([SNAKEMAKE, *args], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == expect, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_commands_exactly_as_users_type_them():
+    assert "prepared/B5_openthoughts/prompts.jsonl" in bare("-n")
+    assert "prepared/A1_deepswekimi/tokenized_data.jsonl" in bare("--profile", "profiles/blackwell", "all", "-n")
+    assert "prepare_prompts" in bare("prepared/B5_openthoughts/prompts.jsonl", "-n")
+    for picture in ("--dag", "--rulegraph", "--filegraph"):
+        assert bare(picture).startswith("digraph snakemake_dag {")
+    for question in ("probe", "tally", "prepared"):
+        bare(question, "-n")
+
+
+def test_profiles_keep_their_own_keys_beside_the_default_profile():
+    """profiles/default is stronger than --profile, key by key: it must set no key of theirs."""
+    default = yaml.safe_load((ROOT / "profiles/default/config.yaml").read_text())
+    for profile in ("demo", "blackwell", "slurm"):
+        own = yaml.safe_load((ROOT / f"profiles/{profile}/config.yaml").read_text())
+        assert not set(own) & set(default), profile
+    assert yaml.safe_load((ROOT / "profiles/blackwell/config.yaml").read_text())["resources"]["gpu"] == 8
