@@ -64,8 +64,8 @@ def as_text(rows: list[dict]) -> str:
         mean = r["tokens"] / r["kept"] if r["kept"] else 0
         flag = "  ← too little" if r["problem"] else ""
         lines.append(
-            f"{r['dataset']:{width}}  {r['rows_read']:6,}  {r['kept']:6,}  {r['yield']:6.0%}  {r['filtered']:8,}  {mean:10,.0f}  "
-            f"{reasons or '-'}{flag}"
+            f"{r['dataset']:{width}}  {r['rows_read']:6,}  {r['kept']:6,}  {r['yield']:6.0%}  "
+            f"{r['filtered']:8,}  {mean:10,.0f}  {reasons or '-'}{flag}"
         )
     lines += [f"\n{r['dataset']}: {r['problem']}" for r in rows if r["problem"]]
     return "\n".join(lines)

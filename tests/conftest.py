@@ -5,8 +5,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import tiny_kimi
 
+import tiny_kimi
 from eyas.chat import load_chat
 from eyas.chat.gguf import tokenizer_from_gguf
 

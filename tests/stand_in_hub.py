@@ -8,6 +8,7 @@ huggingface_hub asks to list a repository (`/api/{datasets,models}/…/revision/
 main has moved; a commit that was ever listed stays readable. Error codes and headers are the Hub's own.
 """
 
+import contextlib
 import hashlib
 import json
 import math
@@ -253,10 +254,8 @@ class StandInHub:
                     self.close_connection = True
 
             def finish(self):
-                try:
+                with contextlib.suppress(OSError, ValueError):
                     super().finish()
-                except (OSError, ValueError):
-                    pass
 
             def log_message(self, *args):
                 pass

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from conftest import HUB, ROOT
 
+from conftest import HUB, ROOT
 from eyas.adapters.base import Filtered, Rejected, adapter_names, load_adapter
 from eyas.adapters.kimik25 import shape_of
 from eyas.adapters.sampling import content_order
@@ -84,7 +84,8 @@ class TestGlaive:
 
     def test_calls_and_results(self):
         chat = (
-            'USER: q\n\n\nASSISTANT: <functioncall> {"name": "f", "arguments": \'{"a": "it\\\'s USER: x"}\'} <|endoftext|>'
+            'USER: q\n\n\nASSISTANT: <functioncall> {"name": "f", "arguments": \'{"a": "it\\\'s USER: x"}\'} '
+            "<|endoftext|>"
             '\n\n\nFUNCTION RESPONSE: {"r": 1}\n\n\nASSISTANT: done <|endoftext|>'
         )
         messages = self.conversation("SYSTEM: s", chat).messages
@@ -185,8 +186,9 @@ class TestOpenCodeInstruct:
 
 def test_swe_agent_takes_the_system_prompt_and_drops_repeats_of_an_issue():
     def run(text, system="rules"):
-        trajectory = [{"role": "system", "text": None, "system_prompt": system}, {"role": "user", "text": None, "system_prompt": None},
-                      {"role": "user", "text": text, "system_prompt": None}, {"role": "ai", "text": "ok", "system_prompt": None}]  # fmt: skip
+        keys = ("role", "system_prompt", "text")
+        turns = (("system", system, None), ("user", None, None), ("user", None, text), ("ai", None, "ok"))
+        trajectory = [dict(zip(keys, turn, strict=True)) for turn in turns]
         return load_adapter("swe_agent").conversation({"instance_id": "org__repo-1", "trajectory": trajectory})
 
     c = run("the issue")

@@ -5,11 +5,11 @@ import shutil
 import time
 
 import pytest
-import tiny_kimi
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+import tiny_kimi
 from eyas.chat import NotRenderable, load_chat
 from eyas.chat.gguf import tokenizer_from_gguf
 from eyas.errors import EyasError

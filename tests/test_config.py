@@ -4,8 +4,8 @@ import json
 
 import pytest
 import yaml
-from conftest import ROOT
 
+from conftest import ROOT
 from eyas.adapters.base import check_adapters
 from eyas.config import Config, load, parse, schema
 from eyas.errors import EyasError
@@ -50,7 +50,10 @@ def test_every_mistake_is_listed_at_once():
     assert "probe_row: no such key (did you mean 'probe_rows'?)" in message
 
 
-@pytest.mark.parametrize("source", [{"files": ["x"]}, {"repo": "a/b", "package": "c", "files": ["x"]}, {"repo": "a/b", "files": ["{config}/x"]}])
+@pytest.mark.parametrize(
+    "source",
+    [{"files": ["x"]}, {"repo": "a/b", "package": "c", "files": ["x"]}, {"repo": "a/b", "files": ["{config}/x"]}],
+)
 def test_a_source_has_exactly_one_place_and_a_config_when_it_needs_one(source):
     raw = yaml.safe_load(REAL[0].read_text())
     raw["datasets"] = {"X": {"adapter": "sharegpt", "produces": "prompts", "sources": [source]}}

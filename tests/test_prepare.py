@@ -12,8 +12,8 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import ROOT
 
+from conftest import ROOT
 from eyas import prepare
 from eyas.config import load
 from eyas.errors import EyasError
@@ -237,10 +237,19 @@ RECORD = {"id": "x", "dataset": "A", "input_ids": [1, 2], "loss_mask": [0, 1]}
 
 @pytest.mark.parametrize(
     ("change", "fault"),
-    [({}, None), ({"loss_mask": [1]}, "2 entries"), ({"loss_mask": [0, 0]}, "trains no token"), ({"loss_mask": [0, 2]}, "not 0 or 1"),
-     ({"loss_mask": [False, True]}, "not 0 or 1"), ({"input_ids": [1, -2]}, "not a token id"), ({"input_ids": [1, 10]}, "outside the vocabulary"),
-     ({"input_ids": [1, 1.5]}, "not a token id"), ({"dataset": "B"}, "expected 'A'"), ({"id": ""}, "id is missing")],
-)  # fmt: skip
+    [
+        ({}, None),
+        ({"loss_mask": [1]}, "2 entries"),
+        ({"loss_mask": [0, 0]}, "trains no token"),
+        ({"loss_mask": [0, 2]}, "not 0 or 1"),
+        ({"loss_mask": [False, True]}, "not 0 or 1"),
+        ({"input_ids": [1, -2]}, "not a token id"),
+        ({"input_ids": [1, 1.5]}, "not a token id"),
+        ({"input_ids": [1, 10]}, "outside the vocabulary"),
+        ({"dataset": "B"}, "expected 'A'"),
+        ({"id": ""}, "id is missing"),
+    ],
+)
 def test_faults_of_token_records(change, fault):
     found = fault_in_tokenized(orjson.dumps({**RECORD, **change}), "A", vocabulary=10)
     assert found is None if fault is None else fault in found

@@ -15,9 +15,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests")]
-
+from conftest import ROOT
 from eyas import sources
 from eyas.config import Source
 from eyas.errors import EyasError

@@ -10,6 +10,7 @@ import time
 
 import pytest
 import yaml
+
 from conftest import HUB, ROOT, SNAKEMAKE
 
 PARTS = ("Snakefile", "rules", "scripts", "config", "profiles", "envs")
@@ -24,7 +25,15 @@ class Workflow:
         self.root, self.work = root, root / "work"
 
     def run(self, *args, expect=0):
-        command = [SNAKEMAKE, "--directory", self.work, "--configfile", self.root / "test.yaml", "--replace-workflow-config", *args]
+        command = [
+            SNAKEMAKE,
+            "--directory",
+            self.work,
+            "--configfile",
+            self.root / "test.yaml",
+            "--replace-workflow-config",
+            *args,
+        ]
         done = subprocess.run(command, cwd=self.root, capture_output=True, text=True, timeout=300)
         output = done.stdout + done.stderr
         assert done.returncode == expect, output
@@ -142,7 +151,14 @@ def test_one_lost_output_rebuilds_that_dataset_and_no_other(workflow, how):
     assert "Nothing to be done" in workflow.run("all")
 
 
-@pytest.mark.parametrize("path", ["sources/B5_openthoughts/manifest.json", "prepared/B5_openthoughts/stats.json", "prepared/B5_openthoughts/rejects.jsonl"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "sources/B5_openthoughts/manifest.json",
+        "prepared/B5_openthoughts/stats.json",
+        "prepared/B5_openthoughts/rejects.jsonl",
+    ],
+)
 def test_a_missing_file_in_the_middle_is_rebuilt_though_the_final_files_exist(workflow, path):
     (workflow.work / path).unlink()
     jobs = workflow.planned("all")
@@ -191,8 +207,18 @@ def test_too_many_rejects_fail_with_the_reasons_and_no_output(workflow):
 def test_a_run_killed_in_the_middle_is_finished_by_the_next(workflow):
     shutil.rmtree(workflow.work)
     workflow.work.mkdir()
-    command = [SNAKEMAKE, "--directory", workflow.work, "--configfile", workflow.root / "test.yaml", "--replace-workflow-config", "all"]
-    run = subprocess.Popen(command, cwd=workflow.root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    command = [
+        SNAKEMAKE,
+        "--directory",
+        workflow.work,
+        "--configfile",
+        workflow.root / "test.yaml",
+        "--replace-workflow-config",
+        "all",
+    ]
+    run = subprocess.Popen(
+        command, cwd=workflow.root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
     deadline = time.monotonic() + 60
     while not list(workflow.work.glob("prepared/*/.*.partial")) and time.monotonic() < deadline and run.poll() is None:
         time.sleep(0.005)
@@ -259,7 +285,9 @@ def test_an_eleventh_dataset_is_one_module_and_one_entry(workflow):
     )
     folder = workflow.root / "riddles"
     folder.mkdir()
-    (folder / "r.jsonl").write_text('{"riddle": "What has keys but no locks?"}\n{"riddle": "What runs but never walks?"}\n')
+    (folder / "r.jsonl").write_text(
+        '{"riddle": "What has keys but no locks?"}\n{"riddle": "What runs but never walks?"}\n'
+    )
     entry = {"adapter": "riddles", "produces": "prompts", "sources": [{"folder": str(folder), "files": ["*.jsonl"]}]}
     workflow.config(lambda c: c["datasets"].update(C1_riddles=entry))
     workflow.run("all")
@@ -271,7 +299,10 @@ def test_an_eleventh_dataset_is_one_module_and_one_entry(workflow):
     [
         (lambda c: c["prepare"].update(max_token=5), "prepare.max_token: no such key (did you mean 'max_tokens'?)"),
         (lambda c: c["datasets"]["B5_openthoughts"].update(adaptr="x"), "did you mean 'adapter'?"),
-        (lambda c: c["datasets"]["B5_openthoughts"].update(adapter="opnthoughts"), "there is no scripts/eyas/adapters/opnthoughts.py"),
+        (
+            lambda c: c["datasets"]["B5_openthoughts"].update(adapter="opnthoughts"),
+            "there is no scripts/eyas/adapters/opnthoughts.py",
+        ),
         (lambda c: c["datasets"]["B5_openthoughts"].update(prepare={"capp": 5}), "did you mean 'cap'?"),
         (lambda c: c["datasets"]["B5_openthoughts"].update(options={"x": 5}), "datasets.B5_openthoughts.options.x"),
         (lambda c: c["datasets"]["B5_openthoughts"]["sources"][0].update(repo="a/b"), "found repo and folder"),

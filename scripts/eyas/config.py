@@ -81,7 +81,7 @@ class Target(Strict):
     )
     chat_format: Literal["kimi", "template"] = Field(
         "template",
-        description="`kimi`: Kimi's structure as written in eyas/chat/kimi.py; `template`: frames read off the chat template.",
+        description="`kimi`: the structure written in eyas/chat/kimi.py; `template`: read off the chat template.",
     )
     expected_tokens: dict[str, int] = Field(
         default_factory=dict,

@@ -499,7 +499,8 @@ def _statistics(settings: Settings, files: list[Path], chat: Chat, ledger: Ledge
     total = stats["kept"] + stats["rejected"] + stats["duplicates"] + stats["beyond_cap"]
     if total != stats["rows_read"]:
         raise EyasError(
-            f"{settings.dataset}: {stats['rows_read']:,} rows read, {total:,} accounted for: a fault in eyas, please report it"
+            f"{settings.dataset}: {stats['rows_read']:,} rows read, {total:,} accounted for: "
+            "a fault in eyas, please report it"
         )
     return stats
 
@@ -521,9 +522,11 @@ def _check(settings: Settings, ledger: Ledger, stats: dict) -> None:
     judged = ledger.rows_read - ledger.filtered
     if ledger.damaged > limit * judged:
         raise EyasError(
-            f"{name}: {ledger.damaged:,} of {judged:,} rows are rejected ({ledger.damaged / judged:.1%}), the limit is {limit:.1%}:\n"
+            f"{name}: {ledger.damaged:,} of {judged:,} rows are rejected ({ledger.damaged / judged:.1%}), "
+            f"the limit is {limit:.1%}:\n"
             f"{ledger.top_reasons()}\n"
-            f"mend the adapter (scripts/eyas/adapters/{settings.adapter.name}.py), or set datasets.{name}.prepare.max_rejected"
+            f"mend the adapter (scripts/eyas/adapters/{settings.adapter.name}.py), "
+            f"or set datasets.{name}.prepare.max_rejected"
         )
     logging.info(
         "%s: kept %s of %s rows, %s tokens", name, f"{stats['kept']:,}", f"{ledger.rows_read:,}", f"{stats['tokens']:,}"

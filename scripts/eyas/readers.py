@@ -233,7 +233,8 @@ class _Text:
 
     def error(self, number: int, what: str) -> EyasError:
         return EyasError(
-            f"{self.owner.path}: damaged at item {number:,}, before byte {self.owner.done:,} of {self.owner.size:,}: {what}: fetch it again"
+            f"{self.owner.path}: damaged at item {number:,}, before byte {self.owner.done:,} of "
+            f"{self.owner.size:,}: {what}: fetch it again"
         )
 
 

@@ -1,8 +1,8 @@
 """Which rows of a dataset are kept: repeats dropped, and at most a cap, chosen by content.
 
-A row has a key (rows with equal keys are repeats) and a place (a pseudo-random number that depends on
-the key or the content alone). A capped selection keeps the lowest places: the same sample in whatever order the files are read,
-in memory that does not grow with the number of rows.
+A row has a key (rows with equal keys are repeats) and a place (a pseudo-random number that depends on the
+key or the content alone). A capped selection keeps the lowest places: the same sample in whatever order the
+files are read, in memory that does not grow with the number of rows.
 """
 
 import heapq

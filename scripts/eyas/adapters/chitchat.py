@@ -1,7 +1,8 @@
 """Chit-Chat Challenge: real dialogues between two people, from the Python package chitchat-dataset.
 
-One JSON object of 7,168 dialogues by id. A dialogue: {"messages": [[{"text", "sender", "timestamp"}, …], …], "prompt", …}; each inner
-list is one turn of one person, in several short utterances. The turns become user, assistant, user, …
+One JSON object of 7,168 dialogues by id. A dialogue: {"messages": [[{"text", "sender", "timestamp"}, …], …], …};
+each inner list is one turn of one person, in several short utterances. The turns become user, assistant,
+user, …
 """
 
 from pydantic import Field

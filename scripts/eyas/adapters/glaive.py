@@ -1,6 +1,7 @@
-"""glaive-function-calling-v2: dialogues with function calls, as two strings a row.
+r"""glaive-function-calling-v2: dialogues with function calls, as two strings a row.
 
-A row: {"system": "SYSTEM: … {tool JSON} {tool JSON} …", "chat": "USER: …\n\n\nASSISTANT: … <|endoftext|>\n\n\nFUNCTION RESPONSE: …"}.
+A row: {"system": "SYSTEM: … {tool JSON} {tool JSON} …",
+        "chat": "USER: …\n\n\nASSISTANT: … <|endoftext|>\n\n\nFUNCTION RESPONSE: …"}.
 A marker counts only at the start of a line. The tools stand one after another, without an array
 around them. A call is `<functioncall> {"name": "f", "arguments": '{"q": "x"}'}`: the arguments are JSON between
 single quotes, or a plain object, or absent.

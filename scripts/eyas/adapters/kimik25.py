@@ -77,6 +77,7 @@ def conversation(row: dict, options) -> Conversation:
 
 def _expected(columns) -> str:
     return (
-        f"no known shape in the columns found: {', '.join(map(str, columns))}; expected one of {'/'.join(TURNS)}, row_json, "
-        f"or a prompt ({'/'.join(PROMPT)}) with an answer ({'/'.join(ANSWER)}); add the name to eyas/adapters/kimik25.py"
+        f"no known shape in the columns found: {', '.join(map(str, columns))}; expected one of {'/'.join(TURNS)}, "
+        f"row_json, or a prompt ({'/'.join(PROMPT)}) with an answer ({'/'.join(ANSWER)}); "
+        "add the name to eyas/adapters/kimik25.py"
     )

@@ -1,7 +1,7 @@
 """OpenThoughts-114k: reasoning tasks.
 
-A row: {"system": str, "conversations": [{"from": "user" | "assistant", "value": str}, …]}. The system text asks for markers
-such as <|begin_of_thought|> that another model's answers used; it is left out, since the target
+A row: {"system": str, "conversations": [{"from": "user" | "assistant", "value": str}, …]}. The system text asks
+for markers such as <|begin_of_thought|> that another model's answers used; it is left out, since the target
 answers anew in its own way.
 """
 

@@ -1,6 +1,7 @@
 """ShareGPT (Vicuna, unfiltered): real chats with several assistants, pieces of longer ones among them.
 
-A row: {"id", "conversations": [{"from": "human" | "gpt" | "user" | "chatgpt" | "bing" | "bard" | "system", "value": str}, …]}.
+A row: {"id", "conversations": [{"from": role, "value": str}, …]}, the role being human, gpt, user, chatgpt, bing,
+bard or system.
 The first turn may be the assistant's (ids …_N are pieces); `conversations` may be empty; values may be null.
 """
 

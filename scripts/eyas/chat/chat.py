@@ -118,8 +118,8 @@ def _layout(plan: Plan, texts: list[str]) -> list[tuple]:
 def load_chat(folder: Path, *, chat_format: str, trust_remote_code: bool, expected_tokens: dict[str, int]) -> Chat:
     """Load the tokenizer in `folder`; EyasError when it is not the expected one or renders otherwise.
 
-    The format is compared with the tokenizer's own `apply_chat_template` on probe conversations, text for text and id for
-    id: a mismatch is refused here, not found in a draft that accepts nothing.
+    The format is compared with the tokenizer's own `apply_chat_template` on probe conversations, text for
+    text and id for id: a mismatch is refused here, not found in a draft that accepts nothing.
     """
     hf = _load_tokenizer(folder, trust_remote_code)
     if hf.chat_template is None:
@@ -138,8 +138,8 @@ def load_chat(folder: Path, *, chat_format: str, trust_remote_code: bool, expect
         if text.control.get(token) != expected:
             found = text.control.get(token, "no such control token")
             raise EyasError(
-                f"{folder}: {token} should be token {expected}, found {found}: the wrong tokenizer or backend was loaded; "
-                "check target.tokenizer and target.trust_remote_code"
+                f"{folder}: {token} should be token {expected}, found {found}: the wrong tokenizer or backend was "
+                "loaded; check target.tokenizer and target.trust_remote_code"
             )
     if chat_format == "kimi":
         chat = Chat(text, KimiFormat(hf, text))

@@ -5,10 +5,11 @@ system prompt. ROLE is user, assistant or system (for every other role). The nam
 message has a `name`. Tool declarations come first, in the words that the tokenizer itself gives them.
 
 An assistant's body is <think>reasoning</think>content, then its tool calls. The target is asked with a prompt that ends
-in <think> (or <think></think> to answer at once), so these tokens are CONTEXT and what follows is the ANSWER, <|im_end|>
-included. Reasoning of earlier turns is dropped, as the template does: turns up to the last assistant turn without
-tool calls have an empty <think></think>. A final assistant turn is rendered as it was generated, on
-top of the prompt that asked for it: with its reasoning (the template, made for prompts, would drop it).
+in <think> (or <think></think> to answer at once), so these tokens are CONTEXT and what follows is the
+ANSWER, <|im_end|> included. Reasoning of earlier turns is dropped, as the template does: turns up to the
+last assistant turn without tool calls have an empty <think></think>. A final assistant turn is rendered as
+it was generated, on top of the prompt that asked for it: with its reasoning (the template, made for
+prompts, would drop it).
 """
 
 import json
