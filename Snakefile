@@ -34,7 +34,11 @@ rule all:
         "target/tokenizer/manifest.json",
         expand("sources/{dataset}/manifest.json", dataset=DATASETS),
         PREPARED,
-        expand("prepared/{dataset}/{beside}", dataset=DATASETS, beside=["rejects.jsonl", "stats.json"]),
+        expand(
+            "prepared/{dataset}/{beside}",
+            dataset=DATASETS,
+            beside=["rejects.jsonl", "stats.json"],
+        ),
         expand("reports/prepared/{dataset}.html", dataset=DATASETS),
         "reports/tally.html",
 

@@ -48,25 +48,9 @@ ENDS = (
     "ness or ous s tion ure y"
 )
 VERBS = (
-    "get",
-    "set",
-    "load",
-    "save",
-    "parse",
-    "build",
-    "check",
-    "make",
-    "find",
-    "open",
-    "run",
-    "send",
-    "read",
-    "merge",
-    "init",
-    "update",
-    "apply",
-    "resolve",
-)
+    "get", "set", "load", "save", "parse", "build", "check", "make", "find", "open", "run", "send",
+    "read", "merge", "init", "update", "apply", "resolve",
+)  # fmt: skip
 FOREIGN = ("naïve", "café", "Größe", "да", "数据", "テスト", "→", "≤", "…", "🙂", "é", "“quoted”", "–")
 
 

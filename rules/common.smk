@@ -31,7 +31,11 @@ PREPARED += [f"prepared/{d}/tokenized_data.jsonl" for d in TOKENIZED_DATASETS]
 # A prefix replaces Snakemake's own, so the strict mode stands here again.
 shell.prefix(
     f"set -euo pipefail; export SCRIPTS='{workflow.basedir}/scripts'; "
-    + ("" if workflow.deployment_settings.deployment_method else f"export PATH='{os.path.dirname(sys.executable)}':\"$PATH\"; ")
+    + (
+        ""
+        if workflow.deployment_settings.deployment_method
+        else f"export PATH='{os.path.dirname(sys.executable)}':\"$PATH\"; "
+    )
 )
 
 

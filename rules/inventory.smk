@@ -23,10 +23,10 @@ rule describe_prepared:
         "logs/describe_prepared/{dataset}.log",
     benchmark:
         "benchmarks/describe_prepared/{dataset}.tsv"
-    params:
-        folder=subpath(input.stats, parent=True),
     conda:
         "../envs/workflow.yaml"
+    params:
+        folder=subpath(input.stats, parent=True),
     shell:
         "python $SCRIPTS/describe_prepared.py --prepared-dir {params.folder:q} --tokenizer target/tokenizer "
         "--out {output:q} &> {log:q}"
@@ -45,12 +45,12 @@ rule tally_records:
         "logs/tally_records.log",
     benchmark:
         "benchmarks/tally_records.tsv"
+    conda:
+        "../envs/workflow.yaml"
     threads: CONFIG.resources.prepare_threads
     params:
         config=whole_config,
         command=COMMAND,
-    conda:
-        "../envs/workflow.yaml"
     shell:
         "python $SCRIPTS/tally_records.py --config {params.config:q} --command-prefix {params.command:q} "
         "--threads {threads} --json {output.json:q} --html {output.html:q} &> {log:q}"
@@ -60,12 +60,12 @@ rule tally:
     """Count the valid records of every dataset now, and list what is missing, damaged or stale."""
     log:
         "logs/tally.log",
+    conda:
+        "../envs/workflow.yaml"
     threads: CONFIG.resources.prepare_threads
     params:
         config=whole_config,
         command=COMMAND,
-    conda:
-        "../envs/workflow.yaml"
     shell:
         "python $SCRIPTS/tally_records.py --config {params.config:q} --command-prefix {params.command:q} "
         "--threads {threads} 2> {log:q} | tee -a {log:q}"
@@ -77,9 +77,9 @@ rule probe:
         tokenizer="target/tokenizer/manifest.json",
     log:
         "logs/probe.log",
-    params:
-        config=whole_config,
     conda:
         "../envs/workflow.yaml"
+    params:
+        config=whole_config,
     shell:
         "python $SCRIPTS/probe_datasets.py --config {params.config:q} 2> {log:q} | tee -a {log:q}"

@@ -15,19 +15,19 @@ rule prepare_prompts:
         ensure("prepared/{dataset}/prompts.jsonl", non_empty=True),
         "prepared/{dataset}/rejects.jsonl",
         "prepared/{dataset}/stats.json",
-    wildcard_constraints:
-        dataset=one_of(PROMPT_DATASETS),
     log:
         "logs/prepare_prompts/{dataset}.log",
     benchmark:
         "benchmarks/prepare_prompts/{dataset}.tsv"
+    wildcard_constraints:
+        dataset=one_of(PROMPT_DATASETS),
+    conda:
+        "../envs/workflow.yaml"
     threads: CONFIG.resources.prepare_threads
     resources:
         mem_mb=CONFIG.resources.prepare_mem_mb,
     params:
         settings=prepare_settings,
-    conda:
-        "../envs/workflow.yaml"
     shell:
         "python $SCRIPTS/prepare_dataset.py --dataset {wildcards.dataset} --output-dir prepared "
         "--threads {threads} --settings {params.settings:q} &> {log:q}"
@@ -42,9 +42,9 @@ use rule prepare_prompts as prepare_tokenized with:
         ensure("prepared/{dataset}/tokenized_data.jsonl", non_empty=True),
         "prepared/{dataset}/rejects.jsonl",
         "prepared/{dataset}/stats.json",
-    wildcard_constraints:
-        dataset=one_of(TOKENIZED_DATASETS),
     log:
         "logs/prepare_tokenized/{dataset}.log",
     benchmark:
         "benchmarks/prepare_tokenized/{dataset}.tsv"
+    wildcard_constraints:
+        dataset=one_of(TOKENIZED_DATASETS),

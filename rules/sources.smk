@@ -15,12 +15,12 @@ rule fetch_source:
         "logs/fetch_source/{dataset}.log",
     benchmark:
         "benchmarks/fetch_source/{dataset}.tsv"
+    conda:
+        "../envs/workflow.yaml"
     resources:
         downloads=1,
     params:
         settings=source_settings,
-    conda:
-        "../envs/workflow.yaml"
     shell:
         "python $SCRIPTS/fetch_source.py --settings {params.settings:q} --output-dir sources &> {log:q}"
 
@@ -35,9 +35,9 @@ rule fetch_tokenizer:
         "logs/fetch_tokenizer.log",
     benchmark:
         "benchmarks/fetch_tokenizer.tsv"
-    params:
-        settings=target_settings,
     conda:
         "../envs/workflow.yaml"
+    params:
+        settings=target_settings,
     shell:
         "python $SCRIPTS/fetch_tokenizer.py --settings {params.settings:q} --output-dir target/tokenizer &> {log:q}"
