@@ -114,6 +114,10 @@ class StandInHub:
         self._snapshots[repo, state.hexdigest()] = files
         return state.hexdigest()
 
+    def name_commit(self, repo: str, commit: str) -> None:
+        """Let `commit` stand for what the repository holds now."""
+        self._snapshots[repo, commit] = self._snapshots[repo, self.commit(repo)]
+
     def downloads(self, name: str) -> list[Request]:
         """The GET requests for a file's content."""
         return [r for r in self.requests if r.method == "GET" and r.path.endswith(f"/{name}") and "/resolve/" in r.path]

@@ -1,7 +1,8 @@
 """A tiny tokenizer of Kimi's shape: tiktoken ranks, 256 control tokens at the end, Python code, no tokenizer.json.
 
-`build(folder)` writes tiktoken.model, tokenization_kimi.py, tokenizer_config.json and chat_template.jinja. The control
-tokens stand at the offsets that they have in Kimi-K2.5, behind a vocabulary of a few hundred pieces.
+`build(folder)` writes tiktoken.model, tokenization_kimi.py, tokenizer_config.json and chat_template.jinja. The
+control tokens stand at the offsets that they have in Kimi-K2.5, behind a vocabulary of a few hundred pieces; with
+`vocabulary=KIMI_RANKS`, filled up by pieces that no text spells, they have the very ids.
 """
 
 import base64
@@ -15,6 +16,7 @@ please write a program that reads a file, counts the words in it and shows the m
 Let me think about the weather in Oslo and in Rome: it is cold there and warm here. The tool returned an error.
 """
 MERGES = 300
+KIMI_RANKS = 163584
 OFFSETS = {
     "[BOS]": 0, "[EOS]": 1, "<|im_end|>": 2, "<|im_user|>": 3, "<|im_assistant|>": 4, "[EOT]": 9, "<|im_system|>": 10,
     "<|tool_calls_section_begin|>": 11, "<|tool_calls_section_end|>": 12, "<|tool_call_begin|>": 13,
@@ -173,9 +175,10 @@ def ranks() -> list[bytes]:
     return pieces
 
 
-def build(folder: Path) -> Path:
+def build(folder: Path, vocabulary: int = 0) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     pieces = ranks()
+    pieces += [b"\xff" + n.to_bytes(3, "big") for n in range(vocabulary - len(pieces))]
     lines = [f"{base64.b64encode(p).decode()} {k}" for k, p in enumerate(pieces)]
     (folder / "tiktoken.model").write_text("\n".join(lines) + "\n")
     (folder / "tokenization_kimi.py").write_text(CODE)

@@ -1,0 +1,70 @@
+"""The configuration of the real run, unchanged, from the Hub's files to records.
+
+A stand-in hub serves the small files under the real repositories' names and commits, and a tokenizer of Kimi's shape with
+Kimi's ids; the commands are those of the README.
+"""
+
+import json
+import os
+import subprocess
+
+import pytest
+import tiny_kimi
+from conftest import HUB, SNAKEMAKE
+from stand_in_hub import StandInHub
+from test_workflow import copy_workflow
+
+from eyas.config import load
+
+USER, END, UNTHINK = 163587, 163586, 163607
+EXPECTED = json.loads((HUB / "EXPECTED.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    root = tmp_path_factory.mktemp("hub")
+    for owner in HUB.iterdir():
+        (root / owner.name).symlink_to(owner)
+    tiny_kimi.build(root / "moonshotai/Kimi-K2.5", vocabulary=tiny_kimi.KIMI_RANKS)
+    for name in ("config.json", "generation_config.json"):
+        (root / "moonshotai/Kimi-K2.5" / name).write_text("{}")
+    with StandInHub(root) as hub:
+        for dataset in load().datasets.values():
+            for source in dataset.sources:
+                if source.revision != "main":
+                    hub.name_commit(source.repo, source.revision)
+        yield hub
+
+
+def test_all_ten_are_prepared_by_one_command(hub, tmp_path):
+    copy_workflow(tmp_path)
+    env = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
+
+    def snakemake(*args):
+        done = subprocess.run([SNAKEMAKE, *args], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    snakemake("prepared/B2_opencodeinstruct/prompts.jsonl")
+    assert [p.name for p in (tmp_path / "prepared").iterdir()] == ["B2_opencodeinstruct"]
+    # One tenth of the small files is hard cases, more than the real limit allows.
+    snakemake("--profile", "profiles/blackwell", "all", "--config", "prepare={max_rejected: 0.2}")
+    for name, expected in EXPECTED.items():
+        stats = json.loads((tmp_path / f"prepared/{name}/stats.json").read_bytes())
+        found = {k: stats[k] for k in ("kept", "duplicates", "reasons")}
+        assert {"rows": stats["rows_read"], **found} == expected, name
+        assert stats["tokenizer"] and stats["vocabulary"] == 163840
+        assert all(len(source["commit"]) == 40 for source in stats["sources"])
+    thought = 0
+    for line in (tmp_path / "prepared/A2_kimik25/tokenized_data.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        trained = [i for i, m in zip(record["input_ids"], record["loss_mask"], strict=True) if m]
+        assert record["input_ids"][0] == USER and trained[-1] == END and trained.count(UNTHINK) <= 1
+        thought += trained.count(UNTHINK)
+    assert thought > 50
+    assert "total                  10 of 10 ok" in snakemake("tally")
+    snakemake("--report")
+    assert (tmp_path / "report.html").is_file()
+    downloads = len([r for r in hub.requests if "/resolve/" in r.path])
+    snakemake("probe")
+    assert len([r for r in hub.requests if "/resolve/" in r.path]) == downloads, "a probe fetches nothing twice"
