@@ -204,8 +204,13 @@ def load(configfiles: list[Path] | None = None) -> Config:
 
 
 def schema() -> dict:
-    """The JSON schema of a merged configuration (config/schema.json is generated from it)."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Config.model_json_schema()}
+    """The JSON schema of a config file (config/schema.json is generated from it).
+
+    Nothing is required at the top: a file may hold a part, and the parts are merged before they are checked.
+    """
+    whole = Config.model_json_schema()
+    del whole["required"]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **whole}
 
 
 def _merge(below: dict, above: dict) -> None:
