@@ -100,42 +100,14 @@ class ParquetRows:
         return max(16, min(16384, BATCH_BYTES * self.rows // max(size, 1)))
 
 
-class JsonLines:
-    """A JSONL file: one JSON value a line; a BOM, CRLF and blank lines are nothing special."""
+class JsonRows:
+    """What the two kinds of JSON file share; `done` of `size` bytes are read."""
+
+    columns = None  # known only row by row
 
     def __init__(self, path: Path):
-        self.path, self.columns = path, None
-        self.size, self.done = path.stat().st_size, 0  # bytes
-
-    @property
-    def fraction_done(self) -> float:
-        return self.done / self.size if self.size else 1.0
-
-    def batches(self) -> Iterator[list[tuple[int, Any]]]:
-        batch, held, number = [], 0, 0
-        with open(self.path, "rb", buffering=READ_BYTES) as file:
-            for line in file:
-                number += 1
-                self.done += len(line)
-                if number == 1:
-                    line = line.removeprefix(codecs.BOM_UTF8)
-                if line.isspace() or not line:
-                    continue
-                batch.append((number, parse_line(line)))
-                held += len(line)
-                if held >= BATCH_BYTES or len(batch) >= 1024:
-                    yield batch
-                    batch, held = [], 0
-        if batch:
-            yield batch
-
-
-class JsonItems:
-    """A JSON file that is one array of rows, or one object of rows by key (the row gets its key as `_key`)."""
-
-    def __init__(self, path: Path):
-        self.path, self.columns = path, None
-        self.size, self.done = path.stat().st_size, 0  # bytes
+        self.path = path
+        self.size, self.done = path.stat().st_size, 0
 
     @property
     def fraction_done(self) -> float:
@@ -143,13 +115,37 @@ class JsonItems:
 
     def batches(self) -> Iterator[list[tuple[int, Any]]]:
         batch, since = [], 0
-        for number, value in enumerate(self._items(), start=1):
-            batch.append((number, value))
+        for row in self.rows():
+            batch.append(row)
             if len(batch) >= 1024 or self.done - since >= BATCH_BYTES:
                 yield batch
                 batch, since = [], self.done
         if batch:
             yield batch
+
+    def rows(self) -> Iterator[tuple[int, Any]]:
+        """(number, value) of each row, from the subclass."""
+        raise NotImplementedError  # abstract
+
+
+class JsonLines(JsonRows):
+    """A JSONL file: one JSON value a line; a BOM, CRLF and blank lines are nothing special."""
+
+    def rows(self) -> Iterator[tuple[int, Any]]:
+        with open(self.path, "rb", buffering=READ_BYTES) as file:
+            for number, line in enumerate(file, start=1):
+                self.done += len(line)
+                if number == 1:
+                    line = line.removeprefix(codecs.BOM_UTF8)
+                if line and not line.isspace():
+                    yield number, parse_line(line)
+
+
+class JsonItems(JsonRows):
+    """A JSON file that is one array of rows, or one object of rows by key (the row gets its key as `_key`)."""
+
+    def rows(self) -> Iterator[tuple[int, Any]]:
+        yield from enumerate(self._items(), start=1)
 
     def _items(self) -> Iterator[Any]:
         with open(self.path, "rb") as file:

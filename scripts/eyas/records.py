@@ -66,15 +66,10 @@ def is_blank(path: Path) -> bool:
 
 def fault_in_prompt(line: bytes, dataset: str) -> str | None:
     """What is wrong with one line of prompts.jsonl; None when it is a valid prompt."""
-    try:
-        record = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        return f"not JSON: {error}"
-    if not isinstance(record, dict):
-        return "not a JSON object"
+    record = _record_of(line, dataset)
+    if isinstance(record, str):
+        return record
     messages = record.get("messages")
-    if record.get("dataset") != dataset:
-        return f"dataset is {record.get('dataset')!r}, expected {dataset!r}"
     if not isinstance(messages, list) or not messages:
         return "messages is not a list with messages"
     for k, message in enumerate(messages):
@@ -94,14 +89,9 @@ def fault_in_tokenized(line: bytes, dataset: str, vocabulary: int | None = None)
 
     `vocabulary`: number of token ids of the target, when known; ids must lie below it.
     """
-    try:
-        record = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        return f"not JSON: {error}"
-    if not isinstance(record, dict):
-        return "not a JSON object"
-    if record.get("dataset") != dataset:
-        return f"dataset is {record.get('dataset')!r}, expected {dataset!r}"
+    record = _record_of(line, dataset)
+    if isinstance(record, str):
+        return record
     if not isinstance(record.get("id"), str) or not record["id"]:
         return "id is missing"
     ids, mask = record.get("input_ids"), record.get("loss_mask")
@@ -118,3 +108,16 @@ def fault_in_tokenized(line: bytes, dataset: str, vocabulary: int | None = None)
     if 1 not in mask:
         return "loss_mask trains no token"
     return None
+
+
+def _record_of(line: bytes, dataset: str) -> dict | str:
+    """The record on a line, or what is wrong with it."""
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        return f"not JSON: {error}"
+    if not isinstance(record, dict):
+        return "not a JSON object"
+    if record.get("dataset") != dataset:
+        return f"dataset is {record.get('dataset')!r}, expected {dataset!r}"
+    return record
