@@ -1,7 +1,7 @@
 """The configuration of the real run, unchanged, from the Hub's files to records.
 
-A stand-in hub serves the small files under the real repositories' names and commits, and a tokenizer of Kimi's shape with
-Kimi's ids; the commands are those of the README.
+A stand-in hub serves the small files under the names and commits of the real repositories, and a tokenizer of the shape
+and with the ids of Kimi's; the commands are those of the README.
 """
 
 import json
@@ -9,12 +9,12 @@ import os
 import subprocess
 
 import pytest
+
 import tiny_kimi
 from conftest import HUB, SNAKEMAKE
+from eyas.config import load
 from stand_in_hub import StandInHub
 from test_workflow import copy_workflow
-
-from eyas.config import load
 
 USER, END, UNTHINK = 163587, 163586, 163607
 EXPECTED = json.loads((HUB / "EXPECTED.json").read_text())
