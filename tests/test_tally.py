@@ -15,7 +15,7 @@ from eyas.tally import as_html, as_text, differences, settings_fingerprint, tall
 
 SOURCE = {"folder": "x", "files": ["*.jsonl"]}
 CONFIG = {
-    "target": {"name": "t", "tokenizer": {"folder": "tok", "files": ["*"]}},
+    "target": {"model": "m", "name": "t", "tokenizer": {"folder": "tok", "files": ["*"]}},
     "prepare": {"cap": 5},
     "datasets": {
         "A1": {"adapter": "a", "produces": "tokenized_data", "sources": [SOURCE]},

@@ -16,6 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from eyas.errors import EyasError
 
 ROOT = Path(__file__).resolve().parents[2]
+# Keys of `target` that decide how text becomes tokens.
+TOKENIZING = {"name", "tokenizer", "trust_remote_code", "chat_format", "expected_tokens"}
 # Settings of a dataset that travel to its job but decide nothing of what it holds: a change makes nothing stale.
 DECIDES_NOTHING = ("max_rejected", "target.name")
 DEFAULT_CONFIGFILES = (ROOT / "config/config.yaml", ROOT / "config/datasets.yaml")
@@ -69,10 +71,36 @@ class Source(Strict):
         return f"folder {self.folder}" if self.folder else f"package {self.package}"
 
 
+class Sglang(Strict):
+    """The SGLang server that answers: one that eyas starts, or one that runs already (`url`)."""
+
+    python: str = Field("python", description="Interpreter that has SGLang; relative to the working directory.")
+    version: str = Field("0.5.23", description="SGLang's version that is expected there; another one is refused.")
+    url: str | None = Field(None, description="A server that runs already, e.g. http://host:30000; none is started.")
+    flags: dict[str, bool | int | float | str | list[str]] = Field(
+        default_factory=dict,
+        description="Flags of sglang.launch_server without dashes; true for a switch. Checked by its own parser.",
+    )
+    env: dict[str, str] = Field(default_factory=dict, description="Environment variables of the server.")
+    gpus: int = Field(8, ge=0, description="GPUs that the server takes on its host; 0 for a CPU server.")
+    ready_timeout_s: float = Field(3600, gt=0, description="How long loading may take until the first real answer.")
+    idle_s: float = Field(120, ge=0, description="The server ends so long after its last client.")
+    restarts: int = Field(3, ge=0, description="A server that dies is started again, so often in the window at most.")
+    restart_window_s: float = Field(3600, gt=0, description="The window in which restarts are counted.")
+
+
 class Target(Strict):
     """The model that the draft imitates."""
 
     name: str = Field(description="Name for messages and reports.")
+    model: str = Field(description="What the engine loads: a Hub repository, or a folder (from the working directory).")
+    weights: Source | None = Field(
+        None, description="A .gguf file that is converted to the folder `model`; null when `model` is there already."
+    )
+    engine: Literal["sglang", "transformers"] = Field(
+        "sglang", description="`sglang`: a server, for real work; `transformers`: embedded, for small targets."
+    )
+    sglang: Sglang = Sglang()
     tokenizer: Source = Field(
         description="Files of the tokenizer and its chat template; a lone .gguf file is converted."
     )
@@ -122,6 +150,23 @@ class Dataset(Strict):
     prepare: dict[str, Any] = Field(
         default_factory=dict, description="Keys of `prepare:` that differ for this dataset."
     )
+    generate: dict[str, Any] = Field(
+        default_factory=dict, description="Keys of `generate:` that differ for this dataset."
+    )
+
+
+class Generation(Strict):
+    """How the target answers; each key can be set for all (`generate:`) or for one dataset."""
+
+    temperature: float = Field(1.0, ge=0, description="0: greedy. Kimi-K2.5: 1.0 thinking, 0.6 instant.")
+    top_p: float = Field(0.95, gt=0, le=1, description="Nucleus sampling: the smallest set of tokens that has it.")
+    max_new_tokens: int = Field(4096, ge=1, description="An answer is cut after so many tokens (and counted as cut).")
+    thinking: bool = Field(True, description="Whether the target thinks before it answers, where its format has that.")
+    seed: int = Field(0, ge=0, description="Of the sampling; each prompt's own seed is drawn from it and its id.")
+    keep_cut: bool = Field(True, description="Keep answers cut by max_new_tokens; false: count them as rejects.")
+    concurrency: int = Field(160, ge=1, description="Prompts in flight at once.")
+    tries: int = Field(5, ge=1, description="A prompt that fails so often is set aside.")
+    max_failed: float = Field(0.02, ge=0, le=1, description="A larger share of prompts set aside fails the dataset.")
 
 
 class Resources(Strict):
@@ -134,6 +179,7 @@ class Resources(Strict):
 class Config(Strict):
     target: Target
     prepare: Preparation = Preparation()
+    generate: Generation = Generation()
     probe_rows: int = Field(300, ge=1, description="Rows of each dataset that `snakemake probe` reads.")
     resources: Resources = Resources()
     datasets: dict[Name, Dataset] = Field(
@@ -141,9 +187,10 @@ class Config(Strict):
     )
 
     @model_validator(mode="after")
-    def prepare_of_each_dataset(self) -> "Config":
+    def keys_of_each_dataset(self) -> "Config":
         for name in self.datasets:
             self.preparation(name)
+            self.generation(name)
         return self
 
     def dataset(self, name: str) -> Dataset:
@@ -155,11 +202,18 @@ class Config(Strict):
 
     def preparation(self, name: str) -> Preparation:
         """`prepare:` with the dataset's own keys laid over it."""
-        own = self.datasets[name].prepare
+        return self._of_dataset(name, "prepare", Preparation)
+
+    def generation(self, name: str) -> Generation:
+        """`generate:` with the dataset's own keys laid over it."""
+        return self._of_dataset(name, "generate", Generation)
+
+    def _of_dataset(self, name: str, key: str, model: type[BaseModel]):
+        own = getattr(self.datasets[name], key)
         try:
-            return Preparation.model_validate({**self.prepare.model_dump(), **own})
+            return model.model_validate({**getattr(self, key).model_dump(), **own})
         except ValidationError as error:
-            raise ValueError(f"datasets.{name}.prepare: {_explain(error, Preparation)}") from error
+            raise ValueError(f"datasets.{name}.{key}: {_explain(error, model)}") from error
 
     def names(self, produces: str | None = None) -> list[str]:
         """Names of the datasets, of one class when `produces` is given, in the config's order."""
@@ -175,7 +229,7 @@ class Config(Strict):
             "dataset": name,
             **dataset.model_dump(mode="json", include={"adapter", "produces", "options", "sources"}),
             **preparation.model_dump(mode="json", exclude={"min_yield"}),
-            "target": self.target.model_dump(mode="json"),
+            "target": self.target.model_dump(mode="json", include=TOKENIZING),
         }
         settings.pop("loss_mask" if dataset.produces == "prompts" else "turns")
         return settings
