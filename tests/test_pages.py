@@ -23,7 +23,7 @@ def marked(html: str) -> list[tuple[int, str]]:
 
 def stats_of(name: str, produces: str, records: list[dict], chat=None, **other) -> dict:
     raw = {
-        "target": {"name": "t", "tokenizer": {"folder": "tok", "files": ["*"]}},
+        "target": {"model": "m", "name": "t", "tokenizer": {"folder": "tok", "files": ["*"]}},
         "datasets": {name: {"adapter": "a", "produces": produces, "sources": [{"folder": "x", "files": ["*"]}]}},
     }
     return {

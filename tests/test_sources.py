@@ -416,7 +416,7 @@ def test_a_dataset_of_a_config_file_is_fetched_by_its_name(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/a.jsonl").write_text("{}")
     source = {"folder": str(tmp_path / "mine"), "files": ["*.jsonl"]}
-    target = {"name": "t", "tokenizer": source}
+    target = {"model": "m", "name": "t", "tokenizer": source}
     datasets = {"d": {"adapter": "x", "produces": "prompts", "sources": [source]}}
     (tmp_path / "config.yaml").write_text(json.dumps({"target": target, "datasets": datasets}))
     command = [*FETCH, "--configfile", tmp_path / "config.yaml", "--output-dir", tmp_path / "sources", "--dataset"]
