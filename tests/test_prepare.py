@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from conftest import ROOT
-from eyas import prepare
+from eyas import ledger, prepare
 from eyas.config import load
 from eyas.errors import EyasError
 from eyas.prepare import prepare_dataset
@@ -153,7 +153,7 @@ def test_a_damaged_file_publishes_nothing(tmp_path, smollm2_folder):
 
 
 def test_rejects_are_listed_up_to_a_bound_and_counted_beyond(tmp_path, smollm2_folder, monkeypatch):
-    monkeypatch.setattr(prepare, "REJECTS_LISTED", 10)
+    monkeypatch.setattr(ledger, "REJECTS_LISTED", 10)
     rows = chats(5) + [{"messages": None}] * 30
     source = write_lines(tmp_path / "x.jsonl", rows)
     stats = prepare_dataset(settings_of("A1_deepswekimi", max_rejected=1.0), [source], smollm2_folder, tmp_path / "out")

@@ -4,11 +4,10 @@ rows read = kept + rejected + duplicates + beyond the cap, always. Memory does n
 (only with what is kept of a capped dataset, and 100 bytes for each row of an uncapped one).
 """
 
-import bisect
 import logging
 import os
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -25,13 +24,12 @@ from eyas.adapters.turns import check_answered, link_calls, prompt_context, spli
 from eyas.chat import Chat, NotRenderable, Plan, load_chat
 from eyas.config import Preparation
 from eyas.errors import EyasError
+from eyas.ledger import REJECTS_LISTED, Ledger, length_statistics
 from eyas.progress import Progress
 from eyas.readers import BadRow, ParquetRows, open_rows
 from eyas.records import RECORD_FILES, content_id, whole_file
 from eyas.selection import Everything, Sample
 
-REJECTS_LISTED = 10_000  # for each reason; statistics count all of them
-LENGTH_EDGES = [2**k for k in range(4, 19)]  # tokens, of the histogram in stats.json
 CHUNK_BYTES = 256 << 10  # of conversations that are encoded in one go
 
 
@@ -55,55 +53,6 @@ class Settings:
         target = self.raw["target"]
         keys = ("chat_format", "trust_remote_code", "expected_tokens")
         return load_chat(folder, **{k: target[k] for k in keys})
-
-
-@dataclass
-class Ledger:
-    """Counts every row, and lists the rejected ones in rejects.jsonl."""
-
-    file: Any = None
-    rows_read: int = 0
-    reasons: Counter = field(default_factory=Counter)
-    filters: set = field(default_factory=set)
-    examples: dict = field(default_factory=dict)
-    listed: int = 0
-
-    def reject(
-        self, reason: str, where: dict, detail: str, row: Any = None, *, is_filter: bool = False, count: int = 1
-    ) -> None:
-        """Count `count` copies of a row; `row`: its value, for the example in an error message."""
-        self.reasons[reason] += count
-        if is_filter:
-            self.filters.add(reason)
-        if self.reasons[reason] - count < REJECTS_LISTED:
-            line = {**where, "reason": reason, "detail": detail[:500]}
-            if reason not in self.examples:
-                self.examples[reason] = {**line, "excerpt": "" if row is None else repr(row)[:300]}
-            if self.file is not None:
-                self.listed += 1
-                self.file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
-
-    @property
-    def rejected(self) -> int:
-        return self.reasons.total()
-
-    @property
-    def filtered(self) -> int:
-        return sum(self.reasons[r] for r in self.filters)
-
-    @property
-    def damaged(self) -> int:
-        return self.rejected - self.filtered
-
-    def top_reasons(self, n: int = 3) -> str:
-        """The most frequent reasons with one example each, for an error message."""
-        lines = []
-        for k, (reason, count) in enumerate(self.reasons.most_common(n)):
-            e = self.examples[reason]
-            lines.append(f"  {reason}: {count:,}, e.g. {e['file']} row {e['row']}: {e['detail'][:200]}")
-            if k == 0 and e["excerpt"]:
-                lines.append(f"    that row: {e['excerpt']}")
-        return "\n".join(lines) or "  no row was rejected"
 
 
 def prepare_dataset(
@@ -470,7 +419,6 @@ def _chunks(candidates: Iterable) -> Iterator[list]:
 
 
 def _statistics(settings: Settings, files: list[Path], chat: Chat, ledger: Ledger, counts: Counts) -> dict:
-    lengths = sorted(counts.lengths)
     stats = {
         "dataset": settings.dataset,
         "produces": settings.produces,
@@ -482,15 +430,9 @@ def _statistics(settings: Settings, files: list[Path], chat: Chat, ledger: Ledge
         "reasons": dict(ledger.reasons.most_common()),
         "filters": sorted(ledger.filters),
         "rejects_listed": ledger.listed,
-        "tokens": sum(lengths),
         "trainable_tokens": counts.trainable,
         "reasoning_left_out": counts.reasoning_left_out,
-        "length_quantiles": {
-            str(q): lengths[min(len(lengths) - 1, q * len(lengths) // 100)] for q in (5, 25, 50, 75, 95, 100)
-        }
-        if lengths
-        else {},
-        "length_histogram": {"edges": LENGTH_EDGES, "counts": _histogram(lengths)},
+        **length_statistics(counts.lengths),
         "files": [f.name for f in files],
         "tokenizer": chat.fingerprint,
         "vocabulary": chat.vocabulary,
@@ -503,14 +445,6 @@ def _statistics(settings: Settings, files: list[Path], chat: Chat, ledger: Ledge
             "a fault in eyas, please report it"
         )
     return stats
-
-
-def _histogram(lengths: list[int]) -> list[int]:
-    """Counts of lengths below the first edge, between edges, and from the last edge on."""
-    counts = [0] * (len(LENGTH_EDGES) + 1)
-    for n in lengths:
-        counts[bisect.bisect_right(LENGTH_EDGES, n)] += 1
-    return counts
 
 
 def _check(settings: Settings, ledger: Ledger, stats: dict) -> None:

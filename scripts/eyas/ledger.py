@@ -1,0 +1,79 @@
+"""What became of each row, counted and listed; how long the kept ones are."""
+
+import bisect
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+REJECTS_LISTED = 10_000  # for each reason; statistics count all of them
+LENGTH_EDGES = [2**k for k in range(4, 19)]  # tokens, of the histogram in stats.json
+
+
+@dataclass
+class Ledger:
+    """Counts every row, and lists the rejected ones in rejects.jsonl."""
+
+    file: Any = None
+    rows_read: int = 0
+    reasons: Counter = field(default_factory=Counter)
+    filters: set = field(default_factory=set)
+    examples: dict = field(default_factory=dict)
+    listed: int = 0
+
+    def reject(
+        self, reason: str, where: dict, detail: str, row: Any = None, *, is_filter: bool = False, count: int = 1
+    ) -> None:
+        """Count `count` copies of a row; `row`: its value, for the example in an error message."""
+        self.reasons[reason] += count
+        if is_filter:
+            self.filters.add(reason)
+        if self.reasons[reason] - count < REJECTS_LISTED:
+            line = {**where, "reason": reason, "detail": detail[:500]}
+            if reason not in self.examples:
+                self.examples[reason] = {**line, "excerpt": "" if row is None else repr(row)[:300]}
+            if self.file is not None:
+                self.listed += 1
+                self.file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+
+    @property
+    def rejected(self) -> int:
+        return self.reasons.total()
+
+    @property
+    def filtered(self) -> int:
+        return sum(self.reasons[r] for r in self.filters)
+
+    @property
+    def damaged(self) -> int:
+        return self.rejected - self.filtered
+
+    def top_reasons(self, n: int = 3) -> str:
+        """The most frequent reasons with one example each, for an error message."""
+        lines = []
+        for k, (reason, count) in enumerate(self.reasons.most_common(n)):
+            e = self.examples[reason]
+            lines.append(f"  {reason}: {count:,}, e.g. {e['file']} row {e['row']}: {e['detail'][:200]}")
+            if k == 0 and e["excerpt"]:
+                lines.append(f"    that row: {e['excerpt']}")
+        return "\n".join(lines) or "  no row was rejected"
+
+
+def length_statistics(lengths: list[int]) -> dict:
+    """Of records' lengths in tokens: {"tokens", "length_quantiles", "length_histogram"}, as stats.json holds them.
+
+    The histogram counts lengths below the first edge, between edges, and from the last edge on.
+    """
+    lengths = sorted(lengths)
+    counts = [0] * (len(LENGTH_EDGES) + 1)
+    for n in lengths:
+        counts[bisect.bisect_right(LENGTH_EDGES, n)] += 1
+    last = len(lengths) - 1
+    return {
+        "tokens": sum(lengths),
+        "length_quantiles": {str(q): lengths[min(last, q * len(lengths) // 100)] for q in (5, 25, 50, 75, 95, 100)}
+        if lengths
+        else {},
+        "length_histogram": {"edges": LENGTH_EDGES, "counts": counts},
+    }
