@@ -234,6 +234,14 @@ class Config(Strict):
         settings.pop("loss_mask" if dataset.produces == "prompts" else "turns")
         return settings
 
+    def generate_settings(self, name: str) -> dict:
+        """Everything that `responses/<name>/` is made with, as plain JSON."""
+        return {
+            "dataset": name,
+            "sampling": self.generation(name).model_dump(mode="json"),
+            "target": self.target.model_dump(mode="json"),
+        }
+
 
 def parse(raw: dict) -> Config:
     """Check a merged configuration dict; EyasError lists every mistake with its remedy."""

@@ -25,13 +25,13 @@ class Progress:
         self.start = self.spoken = time.monotonic()
         self.count = 0
 
-    def update(self, count: int, fraction: float) -> None:
-        """`count`: items so far; `fraction`: share of the whole work, 0 to 1."""
+    def update(self, count: int, fraction: float, note: str = "") -> None:
+        """`count`: items so far; `fraction`: share of the whole work, 0 to 1; `note`: what else to say."""
         self.count = count
         now = time.monotonic()
         if now - self.spoken >= (0.5 if self.terminal else EVERY_S):
             self.spoken = now
-            line = self._line(fraction, now)
+            line = self._line(fraction, now) + (f", {note}" if note else "")
             if self.terminal:
                 filled = int(24 * min(fraction, 1.0))
                 print(f"\r[{'#' * filled}{'.' * (24 - filled)}] {line}\x1b[K", end="", file=self.stream, flush=True)
