@@ -3,6 +3,7 @@
 What there is to build, stage by stage (later stages join the list):
 
     prepared    prepared/<dataset>/prompts.jsonl (B*) or tokenized_data.jsonl (A*)
+    generated   responses/<dataset>/tokenized_data.jsonl: the target's answers, token for token
     all         every file of every dataset, and the report's pages
 
 To ask before or after: `probe` (the first rows of each dataset through its adapter), `tally` (the inventory).
@@ -23,6 +24,7 @@ report: "rules/report/workflow.rst"
 include: "rules/common.smk"
 include: "rules/sources.smk"
 include: "rules/prepare.smk"
+include: "rules/generate.smk"
 include: "rules/inventory.smk"
 
 
@@ -39,7 +41,15 @@ rule all:
             dataset=DATASETS,
             beside=["rejects.jsonl", "stats.json"],
         ),
+        TARGET_MODEL,
+        RESPONSES,
+        expand(
+            "responses/{dataset}/{beside}",
+            dataset=PROMPT_DATASETS,
+            beside=["rejects.jsonl", "stats.json"],
+        ),
         expand("reports/prepared/{dataset}.html", dataset=DATASETS),
+        expand("reports/responses/{dataset}.html", dataset=PROMPT_DATASETS),
         "reports/tally.html",
 
 
@@ -47,3 +57,9 @@ rule prepared:
     """The first stage: prompts and token records of every dataset."""
     input:
         PREPARED,
+
+
+rule generated:
+    """The second stage: the target's answers to every prompt dataset."""
+    input:
+        RESPONSES,

@@ -26,6 +26,12 @@ PROMPT_DATASETS = CONFIG.names("prompts")
 TOKENIZED_DATASETS = CONFIG.names("tokenized_data")
 PREPARED = [f"prepared/{d}/prompts.jsonl" for d in PROMPT_DATASETS]
 PREPARED += [f"prepared/{d}/tokenized_data.jsonl" for d in TOKENIZED_DATASETS]
+RESPONSES = [f"responses/{d}/tokenized_data.jsonl" for d in PROMPT_DATASETS]
+
+# What the target's engine needs: converted weights (no file when the engine loads them itself), GPUs for its server.
+TARGET_MODEL = [f"{CONFIG.target.model}/manifest.json"] if CONFIG.target.weights is not None else []
+SERVED = CONFIG.target.engine == "sglang" and CONFIG.target.sglang.url is None
+TARGET_GPUS = CONFIG.target.sglang.gpus if SERVED else 0
 
 # Every command runs the interpreter that runs Snakemake (unless conda brings another), on $SCRIPTS.
 # A prefix replaces Snakemake's own, so the strict mode stands here again.
@@ -57,6 +63,11 @@ def source_settings(wildcards):
 def prepare_settings(wildcards):
     """JSON of all that decides what prepared/<dataset>/ holds."""
     return json.dumps(CONFIG.prepare_settings(wildcards.dataset))
+
+
+def generate_settings(wildcards):
+    """JSON of all that responses/<dataset>/ is made with."""
+    return json.dumps(CONFIG.generate_settings(wildcards.dataset))
 
 
 def target_settings(wildcards):

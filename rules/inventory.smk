@@ -32,12 +32,34 @@ rule describe_prepared:
         "--out {output:q} &> {log:q}"
 
 
+use rule describe_prepared as describe_responses with:
+    input:
+        remade_when_blank("reports/responses/{dataset}.html"),
+        records="responses/{dataset}/tokenized_data.jsonl",
+        stats="responses/{dataset}/stats.json",
+        rejects="responses/{dataset}/rejects.jsonl",
+        tokenizer="target/tokenizer/manifest.json",
+    output:
+        report(
+            "reports/responses/{dataset}.html",
+            caption="report/responses.rst",
+            category="Responses",
+            labels={"dataset": "{dataset}"},
+        ),
+    log:
+        "logs/describe_responses/{dataset}.log",
+    benchmark:
+        "benchmarks/describe_responses/{dataset}.tsv"
+
+
 rule tally_records:
     """The inventory as a page; remade when a file or the settings have changed, so that it tells the truth."""
     input:
         remade_when("counted-under-other-settings", tally_is_old, "reports/tally.json"),
         PREPARED,
         expand("prepared/{dataset}/stats.json", dataset=DATASETS),
+        RESPONSES,
+        expand("responses/{dataset}/stats.json", dataset=PROMPT_DATASETS),
     output:
         json="reports/tally.json",
         html=report("reports/tally.html", caption="report/tally.rst", category="Inventory"),

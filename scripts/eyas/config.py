@@ -19,7 +19,10 @@ ROOT = Path(__file__).resolve().parents[2]
 # Keys of `target` that decide how text becomes tokens.
 TOKENIZING = {"name", "tokenizer", "trust_remote_code", "chat_format", "expected_tokens"}
 # Settings of a dataset that travel to its job but decide nothing of what it holds: a change makes nothing stale.
-DECIDES_NOTHING = ("max_rejected", "target.name")
+DECIDES_NOTHING = (
+    *("max_rejected", "target.name", "target.sglang", "target.weights"),
+    *("sampling.concurrency", "sampling.tries", "sampling.max_failed"),
+)
 DEFAULT_CONFIGFILES = (ROOT / "config/config.yaml", ROOT / "config/datasets.yaml")
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
@@ -174,6 +177,8 @@ class Resources(Strict):
 
     prepare_threads: int = Field(2, ge=1, description="Worker processes (one thread each) that tokenize one dataset.")
     prepare_mem_mb: int = Field(4000, ge=500, description="Memory that one prepare job asks for, in MB.")
+    generate_threads: int = Field(1, ge=1, description="Threads of one generate job; those of an embedded engine.")
+    generate_mem_mb: int = Field(4000, ge=500, description="Memory that one generate job asks for, in MB.")
 
 
 class Config(Strict):

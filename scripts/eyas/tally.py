@@ -24,7 +24,13 @@ from eyas.errors import EyasError
 from eyas.progress import Progress
 from eyas.records import RECORD_FILES, fault_in_prompt, fault_in_tokenized, is_blank
 
-CLASSES = {"tokenized_data": "tokenized", "prompts": "awaiting inference"}
+TOKENIZED, AWAITING, ANSWERED, ANSWERS = "tokenized", "awaiting inference", "answered", "answers"
+CLASSES = {"tokenized_data": TOKENIZED, "prompts": AWAITING}
+NOTES = {
+    "prepared": "Each line was parsed and checked. Tokens of prompts are what the target reads; its answers are what "
+    "is trained on.",
+    "responses": "Each line was parsed and checked. Trainable tokens are those that the target generated.",
+}
 FAULTS_SHOWN = 3  # for each dataset
 PART_BYTES = 32 << 20  # of a file that one process checks in one go
 NOTHING = {"records": 0, "tokens": 0, "trainable_tokens": 0}
@@ -37,6 +43,7 @@ class Piece:
     stage: str
     dataset: str
     kind: str  # of records: a key of RECORD_FILES
+    label: str  # the class it counts in
     path: Path
     asked_as: str  # the file's name to Snakemake
     settings: dict  # today's
@@ -46,8 +53,10 @@ class Piece:
         return self.path.with_name("stats.json")
 
 
-def tally(config: Config, prepared: Path, *, command: str = "snakemake", processes: int = 1) -> dict:
-    """Count the valid records of every dataset of `config` in the folder `prepared`, as plain JSON.
+def tally(
+    config: Config, prepared: Path, responses: Path | None = None, *, command: str = "snakemake", processes: int = 1
+) -> dict:
+    """Count the valid records of every dataset of `config` in the folders `prepared` and `responses`, as plain JSON.
 
     command: how Snakemake is called in the working directory, for the commands that mend a problem.
 
@@ -60,17 +69,20 @@ def tally(config: Config, prepared: Path, *, command: str = "snakemake", process
     state: ok, missing, empty, damaged or stale; `what` [str]: everything that is wrong; `command`: what rebuilds
     it, None when ok. The first tokens of a prompt dataset are those that the target will read.
     """
-    pieces = _prepared(config, prepared)
+    responses = responses or prepared.with_name("responses")
+    pieces = [*_prepared(config, prepared, responses), *_responses(config, responses)]
     rows = _rows(pieces, command, processes)
     stages: dict = {}
     for piece, row in zip(pieces, rows, strict=True):
         stages.setdefault(piece.stage, {"rows": []})["rows"].append(row)
-    for stage in stages.values():
-        stage["classes"] = {c: _sum(r for r in stage["rows"] if r["class"] == c) for c in CLASSES.values()}
+    for name, stage in stages.items():
+        present = {r["class"] for r in stage["rows"]} | ({TOKENIZED, AWAITING} if name == "prepared" else set())
+        labels = [c for c in (TOKENIZED, AWAITING, ANSWERED, ANSWERS) if c in present]
+        stage["classes"] = {c: _sum(r for r in stage["rows"] if r["class"] == c) for c in labels}
     return {
         "settings_fingerprint": settings_fingerprint(config),
         "stages": stages,
-        "total": _sum(rows),
+        "total": _sum(r for r in rows if r["class"] != ANSWERED),  # those count by their answers
         "problems": [
             {"stage": p.stage, **{k: r[k] for k in ("dataset", "state", "what", "command")}}
             for p, r in zip(pieces, rows, strict=True)
@@ -81,7 +93,7 @@ def tally(config: Config, prepared: Path, *, command: str = "snakemake", process
 
 def settings_fingerprint(config: Config) -> str:
     """sha256 of every dataset's settings: a tally with another one was made under another configuration."""
-    settings = {name: config.prepare_settings(name) for name in config.names()}
+    settings = {name: [config.prepare_settings(name), config.generate_settings(name)] for name in config.names()}
     return hashlib.sha256(orjson.dumps(settings, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
@@ -111,13 +123,31 @@ def _short(value: Any) -> str:
 # Pieces → rows
 
 
-def _prepared(config: Config, folder: Path) -> list[Piece]:
+def _prepared(config: Config, folder: Path, responses: Path) -> list[Piece]:
     pieces = []
     for name in config.names():
         kind = config.dataset(name).produces
         below = f"{name}/{RECORD_FILES[kind]}"
-        pieces.append(Piece("prepared", name, kind, folder / below, f"prepared/{below}", config.prepare_settings(name)))
+        answered = kind == "prompts" and _answers(responses, name).exists()
+        label = ANSWERED if answered else CLASSES[kind]
+        settings = config.prepare_settings(name)
+        pieces.append(Piece("prepared", name, kind, label, folder / below, f"prepared/{below}", settings))
     return pieces
+
+
+def _responses(config: Config, folder: Path) -> list[Piece]:
+    """Of the prompt datasets that are answered; the others await it, and nothing is wrong with that."""
+    kind, pieces = "tokenized_data", []
+    for name in config.names("prompts"):
+        path = _answers(folder, name)
+        if path.exists():
+            asked_as, settings = f"responses/{name}/{path.name}", config.generate_settings(name)
+            pieces.append(Piece("responses", name, kind, ANSWERS, path, asked_as, settings))
+    return pieces
+
+
+def _answers(folder: Path, name: str) -> Path:
+    return folder / name / RECORD_FILES["tokenized_data"]
 
 
 def _rows(pieces: list[Piece], command: str, processes: int) -> list[dict]:
@@ -143,7 +173,7 @@ def _read_stats(path: Path) -> dict | str:
 
 
 def _row(piece: Piece, stats: dict | str, count: "Count", command: str) -> dict:
-    row = {"dataset": piece.dataset, "class": CLASSES[piece.kind], "state": "ok", **count.sums, "bytes": count.bytes}
+    row = {"dataset": piece.dataset, "class": piece.label, "state": "ok", **count.sums, "bytes": count.bytes}
     damage, stale = count.damage(), []
     if isinstance(stats, str):
         damage.append(stats)
@@ -383,20 +413,16 @@ def as_html(result: dict) -> str:
             rows.append(pages.Row([label], "group"))
             rows += [[r["dataset"], pages.badge(r["state"]), *_numbers(r, label)] for r in mine]
             rows.append(pages.Row([f"{label}, together", _how_many_ok(sums), *_numbers(sums, label)], "subtotal"))
-        rows.append(
-            pages.Row(["total", _how_many_ok(_sum(stage["rows"])), *_numbers(_sum(stage["rows"]), "")], "total")
-        )
-        note = (
-            "Each line was parsed and checked. Tokens of prompts are what the target will read; "
-            "its answers, not yet there, are what will be trained on."
-        )
+        together = _sum(stage["rows"])
+        rows.append(pages.Row(["total", _how_many_ok(together), *_numbers(together, "")], "total"))
+        note = NOTES[name]
         heads = ["dataset", "state", "valid records", "tokens", "trainable tokens"]
         body.append(pages.section(f"{name}/", pages.table(heads, rows, numeric={2, 3, 4}), note=note))
     return pages.page("Inventory of the records", *body)
 
 
 def _numbers(sums: dict, label: str) -> tuple[str, str, str]:
-    trainable = "–" if label == CLASSES["prompts"] else f"{sums['trainable_tokens']:,}"
+    trainable = "–" if label in (AWAITING, ANSWERED) else f"{sums['trainable_tokens']:,}"
     return f"{sums['records']:,}", f"{sums['tokens']:,}", trainable
 
 

@@ -35,10 +35,10 @@ class Server(Protocol):
 
 
 class SglangEngine:
-    """Asks one server. `target`: its configuration; `version`: SGLang's."""
+    """Asks one server. `target`: its configuration."""
 
-    def __init__(self, server: Server, target: Target, version: str):
-        self.server, self.target, self.version = server, target, version
+    def __init__(self, server: Server, target: Target):
+        self.server, self.target = server, target
 
     def fingerprint(self) -> dict:
         flags = {k.replace("_", "-"): v for k, v in self.target.sglang.flags.items()}

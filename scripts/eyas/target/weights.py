@@ -1,8 +1,8 @@
 """The weights inside a GGUF file, as a Hugging Face model folder that SGLang and transformers both load."""
 
 import json
+import os
 import shutil
-import tempfile
 from pathlib import Path
 
 from eyas.chat.gguf import tokenizer_from_gguf
@@ -15,28 +15,26 @@ MANIFEST = "manifest.json"
 def model_from_gguf(path: Path, folder: Path) -> None:
     """Write the model of `path` to `folder`: configuration, weights in bfloat16, tokenizer, chat template.
 
-    `folder` appears under its name only when it is whole, and manifest.json, which lists its files and sizes, is the
-    last of them. A folder that has one is left alone. Quantized weights are expanded, so the numbers are those of the
-    GGUF file, rounded to bfloat16.
+    manifest.json lists the files with their sizes and is written last: a folder that has it is whole, whenever the
+    process was killed. Quantized weights are expanded, so the numbers are those of the GGUF file, rounded to bfloat16.
 
-    Raises EyasError when the file cannot be read, has no end-of-turn token, or `folder` holds something else.
+    Raises EyasError when the file cannot be read or names no token that ends a turn.
     """
-    if (folder / MANIFEST).is_file():
-        return
-    if folder.exists() and any(folder.iterdir()):
-        raise EyasError(f"{folder}: holds files but no {MANIFEST}: it was not made here; delete it or name another")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MANIFEST).unlink(missing_ok=True)
+    partial = folder / ".partial"
+    shutil.rmtree(partial, ignore_errors=True)  # left by a process that was killed
     try:
         tokenizer_from_gguf(path, partial)
         _write_model(path, partial)
-        files = sorted(f for f in partial.iterdir() if f.is_file())
-        listed = [{"name": f.name, "bytes": f.stat().st_size} for f in files]
-        write_json(partial / MANIFEST, {"from": path.name, "bytes": path.stat().st_size, "files": listed})
-        partial.chmod(0o755)  # mkdtemp's folders are the owner's alone
-        partial.rename(folder)
+        files = sorted(partial.iterdir())
+        for file in files:
+            _to_disk(file)
+            file.replace(folder / file.name)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+    listed = [{"name": f.name, "bytes": (folder / f.name).stat().st_size} for f in files]
+    write_json(folder / MANIFEST, {"from": path.name, "bytes": path.stat().st_size, "files": listed})
 
 
 def _write_model(path: Path, folder: Path) -> None:
@@ -50,18 +48,27 @@ def _write_model(path: Path, folder: Path) -> None:
         raise
     except Exception as error:  # gguf and transformers raise many kinds on a damaged or unknown file
         raise EyasError(f"{path}: transformers cannot load it: {error}") from error
-    # save_pretrained refuses a "quantized" model, and SGLang would look for quantized weights.
+    # The weights are expanded: without this, save_pretrained refuses them and SGLang looks for quantized ones.
     model.hf_quantizer, model.is_quantized = None, False
     del model.config.quantization_config
     model.config.architectures = [type(model).__name__]  # by which SGLang finds the model's class
-    model.generation_config.eos_token_id = _end_of_turn(folder)
+    model.generation_config.eos_token_id = _end_of_turn(path, folder)
     model.to(torch.bfloat16).save_pretrained(folder)
 
 
-def _end_of_turn(folder: Path) -> int:
-    """The id of the token that ends the model's turn: the tokenizer's eos_token."""
+def _end_of_turn(path: Path, folder: Path) -> int:
+    """The id of the token that ends the model's turn: eos_token of the tokenizer in `folder`."""
     config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     if "eos_token" not in config:
-        raise EyasError(f"{folder}: the GGUF file names no eos token: nothing would end an answer")
+        raise EyasError(f"{path}: has no tokenizer.ggml.eos_token_id: nothing would end an answer")
     spec = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     return spec["model"]["vocab"][config["eos_token"]]
+
+
+def _to_disk(file: Path) -> None:
+    file.chmod(0o644)  # safetensors' files are their owner's alone
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
