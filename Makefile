@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+SGLANG := .venv-sglang
+SGLANG_CPU := .venv-sglang-cpu
 
-.PHONY: setup demo test check format bench schema pins clean
+.PHONY: setup demo test check format bench schema pins sglang sglang-cpu clean
 
 setup: $(READY)
 
@@ -52,9 +54,27 @@ pins:
 	rm -rf $(VENV)-pins && $(PYTHON) -m venv $(VENV)-pins
 	for name in workflow dev; do \
 	  $(VENV)-pins/bin/python -m pip install --quiet -r envs/$$name.in && \
-	  { echo "# Pinned from $$name.in by \`make pins\`."; $(VENV)-pins/bin/python -m pip freeze --quiet; } > envs/$$name.txt || exit 1; \
+	  { echo "# Pinned from $$name.in by \`make pins\`."; $(VENV)-pins/bin/python -m pip freeze --quiet | sed 's/+cpu$$//'; } > envs/$$name.txt || exit 1; \
 	done
 	rm -rf $(VENV)-pins
+
+# SGLang for the target's server, on a host with NVIDIA GPUs.
+sglang: $(SGLANG)/.ready
+
+$(SGLANG)/.ready: envs/sglang.txt
+	test -x $(SGLANG)/bin/python || $(PYTHON) -m venv $(SGLANG)
+	$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check -r envs/sglang.txt
+	touch $@
+
+# SGLang on a CPU, for tests with a small model (tests/sglang_cpu/README.md); torch first: the rest must not choose one.
+sglang-cpu: $(SGLANG_CPU)/.ready
+
+$(SGLANG_CPU)/.ready: $(wildcard tests/sglang_cpu/requirements*.txt)
+	test -x $(SGLANG_CPU)/bin/python || $(PYTHON) -m venv $(SGLANG_CPU)
+	$(SGLANG_CPU)/bin/python -m pip install --quiet --disable-pip-version-check $$(grep ^torch== tests/sglang_cpu/requirements.txt)
+	$(SGLANG_CPU)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/sglang_cpu/requirements.txt
+	$(SGLANG_CPU)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/sglang_cpu/requirements-nodeps.txt
+	touch $@
 
 clean:
 	rm -rf demo-run .pytest_cache .ruff_cache

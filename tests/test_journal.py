@@ -7,8 +7,8 @@ import sys
 import time
 
 import pytest
-from conftest import ROOT
 
+from conftest import ROOT
 from eyas.errors import EyasError
 from eyas.journal import Journal
 

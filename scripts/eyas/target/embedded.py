@@ -168,7 +168,9 @@ class Embedded:
             )
         return logits if len(logits) == len(last) else logits[keep]
 
-    def _finished(self, pens: dict[int, "_Pen"]) -> Iterator[Answer]:
+    @torch.inference_mode()
+    def _finished(self, pens: dict[int, "_Pen"]) -> list[Answer]:
+        """The answers that are complete; their rows leave the pens."""
         now = time.monotonic()
         answers = []
         for pen in pens.values():
@@ -180,7 +182,7 @@ class Embedded:
                     pen.drop(place)
         for capacity in [c for c, pen in pens.items() if not pen.rows]:
             del pens[capacity]
-        yield from answers
+        return answers
 
     @torch.inference_mode()
     def _check_attention(self, model: str) -> None:
@@ -232,7 +234,7 @@ class _Row:
 class _Pen:
     """Rows of at most `capacity` tokens; their keys and values, one tensor a layer.
 
-    Row i of `rows` lies at index i of each tensor [places, capacity, heads, dim]. What lies behind a row's end is
+    Row i of `rows` lies at index i of each tensor [places, heads, capacity, dim]. What lies behind a row's end is
     finite (zeros, or what another row left): attention masks it, and a mask does not stop a NaN.
     """
 
@@ -243,12 +245,12 @@ class _Pen:
         self.values: dict[int, torch.Tensor] = {}
 
     def place(self, cache: dict[int, torch.Tensor], layer: int, like: torch.Tensor) -> torch.Tensor:
-        """The tensor of one layer with a place for each row; `like` gives its heads, dim, dtype, device."""
+        """The tensor of one layer with a place for each row; `like`: what goes there, [tokens, heads, dim]."""
         held = cache.get(layer)
         if held is None or len(held) < len(self.rows):
             places = 0 if held is None else len(held) + len(held) // 2
             places = -(-max(places, len(self.rows)) // PLACES) * PLACES
-            grown = like.new_zeros(places, self.capacity, *like.shape[-2:])
+            grown = like.new_zeros(places, like.shape[1], self.capacity, like.shape[2])
             if held is not None:
                 grown[: len(held)] = held
             held = cache[layer] = grown
@@ -261,14 +263,15 @@ class _Pen:
             return
         self.rows[place] = row
         for tensor in (*self.keys.values(), *self.values.values()):
-            tensor[place, : row.length] = tensor[len(self.rows), : row.length]
+            tensor[place, :, : row.length] = tensor[len(self.rows), :, : row.length]
 
     def take(self, other: "_Pen", place: int) -> None:
         """Move a row here from a smaller pen."""
         self.rows.append(other.rows[place])
         for mine, theirs in ((self.keys, other.keys), (self.values, other.values)):
             for layer, tensor in theirs.items():
-                self.place(mine, layer, tensor)[len(self.rows) - 1, : other.capacity] = tensor[place]
+                held = self.place(mine, layer, tensor[place].transpose(0, 1))
+                held[len(self.rows) - 1, :, : other.capacity] = tensor[place]
         other.drop(place)
 
 
@@ -296,22 +299,28 @@ class _Running:
     start: int
     stop: int
     positions: torch.Tensor  # [rows]: where each token's key goes
-    at: torch.Tensor  # [rows]: the same in the pen's [places · capacity]
     reach: int  # keys that attention looks at: the longest row's, rounded up
     dtype: torch.dtype
     masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+    places: dict[int, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(cls, pen: _Pen, start: int, positions: list[int], dtype: torch.dtype, device: torch.device) -> "_Running":
-        where = torch.tensor(positions, device=device)
-        at = where + torch.arange(len(positions), device=device) * pen.capacity
         reach = min(pen.capacity, -(-(max(positions) + 1) // 16) * 16)
-        return cls(pen, start, start + len(positions), where, at, reach, dtype)
+        return cls(pen, start, start + len(positions), torch.tensor(positions, device=device), reach, dtype)
+
+    def write(self, tensor: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Put the new keys or values, [rows, heads, dim], where they belong in a layer of the pen."""
+        heads, capacity, dim = tensor.shape[1:]
+        if heads not in self.places:
+            lines = torch.arange(len(tokens) * heads, device=tensor.device).view(-1, heads)  # of `capacity` tokens
+            self.places[heads] = (lines * capacity + self.positions[:, None]).view(-1)
+        tensor.view(-1, dim).index_copy_(0, self.places[heads], tokens.reshape(-1, dim))
 
     def mask(self, window: int | None) -> torch.Tensor:
         """What is added to the scores, [rows, 1, 1, reach]; window: only so many last keys are seen."""
         if window not in self.masks:
-            key, query = torch.arange(self.reach, device=self.at.device), self.positions[:, None]
+            key, query = torch.arange(self.reach, device=self.positions.device), self.positions[:, None]
             hidden = key > query
             if window is not None:
                 hidden |= key <= query - window
@@ -364,22 +373,22 @@ def _attend(
     outputs = []
     for run in eyas_step.running:
         part, rows = slice(run.start, run.stop), run.stop - run.start
-        keys = run.pen.place(run.pen.keys, layer, k)  # [places, capacity, key heads, dim]
+        keys = run.pen.place(run.pen.keys, layer, k)  # [places, key heads, capacity, dim]
         values = run.pen.place(run.pen.values, layer, v)
-        keys.view(-1, *k.shape[1:]).index_copy_(0, run.at, k[part])
-        values.view(-1, *v.shape[1:]).index_copy_(0, run.at, v[part])
+        run.write(keys, k[part])
+        run.write(values, v[part])
         attended = F.scaled_dot_product_attention(
             q[part].reshape(rows, -1, groups, q.shape[-1]),  # [rows, key heads, groups, dim]
-            keys[:rows, : run.reach].transpose(1, 2),  # [rows, key heads, reach, dim]
-            values[:rows, : run.reach].transpose(1, 2),
+            keys[:rows, :, : run.reach],
+            values[:rows, :, : run.reach],
             attn_mask=run.mask(sliding_window),
             scale=scaling,
         )
         outputs.append(attended.reshape(rows, heads, -1))
     for join in eyas_step.joining:
         part, tokens = slice(join.start, join.stop), join.stop - join.start
-        join.pen.place(join.pen.keys, layer, k)[join.place, :tokens] = k[part]
-        join.pen.place(join.pen.values, layer, v)[join.place, :tokens] = v[part]
+        join.pen.place(join.pen.keys, layer, k)[join.place, :, :tokens] = key[0, :, part]
+        join.pen.place(join.pen.values, layer, v)[join.place, :, :tokens] = value[0, :, part]
         windowed = sliding_window is not None and sliding_window < tokens
         attended = F.scaled_dot_product_attention(
             query[:, :, part],

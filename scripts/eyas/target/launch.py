@@ -95,7 +95,7 @@ def check_flags(target: Target, state: Path) -> None:
             raise EyasError(f"target.sglang.flags.{key}: answers come from the plain target: leave it out")
         if plain in ("model-path", "model", "host", "port"):
             raise EyasError(f"target.sglang.flags.{key}: eyas sets this itself: leave it out")
-    asked = json.dumps([sglang.python, sglang.version, arguments(sglang)])
+    asked = json.dumps([sglang.python, sglang.version, sglang.env, arguments(sglang)])
     remembered = state / "flags.json"
     try:
         if remembered.read_text() == asked:

@@ -1,0 +1,18 @@
+"""The flags that the stand-in takes."""
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[3]))
+
+import fake_server
+
+
+class ServerArgs:
+    @staticmethod
+    def add_cli_args(parser):
+        parser.add_argument("--model-path", required=True)
+        parser.add_argument("--tp", type=int, default=1)
+        parser.add_argument("--trust-remote-code", action="store_true")
+        parser.add_argument("--kv-cache-dtype", choices=["auto", "fp8_e4m3"], default="auto")
+        fake_server.add_options(parser)
