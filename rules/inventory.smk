@@ -28,7 +28,7 @@ rule describe_prepared:
     params:
         folder=subpath(input.stats, parent=True),
     shell:
-        "python $SCRIPTS/describe_prepared.py --prepared-dir {params.folder:q} --tokenizer target/tokenizer "
+        "python $SCRIPTS/describe_records.py --records-dir {params.folder:q} --tokenizer target/tokenizer "
         "--out {output:q} &> {log:q}"
 
 

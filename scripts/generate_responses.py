@@ -8,6 +8,7 @@ Reads prepared/<dataset>/prompts.jsonl; keeps each answer in state/generate_resp
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 
 from eyas.chat import load_chat
@@ -42,15 +43,14 @@ def main(argv=None) -> int:
         trust_remote_code=target.trust_remote_code,
         expected_tokens=target.expected_tokens,
     )
-    with open_engine(target, args.state / "server") as engine:
-        generate_responses(
-            settings,
-            args.prepared_dir / args.dataset / "prompts.jsonl",
-            chat,
-            engine,
-            args.state / "generate_responses" / args.dataset,
-            args.output_dir / args.dataset,
-        )
+    generate_responses(
+        settings,
+        args.prepared_dir / args.dataset / "prompts.jsonl",
+        chat,
+        partial(open_engine, target, args.state / "server"),
+        args.state / "generate_responses" / args.dataset,
+        args.output_dir / args.dataset,
+    )
     return 0
 
 

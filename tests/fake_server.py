@@ -93,6 +93,8 @@ class Server:
         if path == "/server_info":
             info = {"version": self.options.version, "model_path": self.options.model, "pid": os.getpid()}
             return 200, {**info, "speculative_algorithm": self.options.speculates}
+        if path == "/v1/models":
+            return 200, {"data": [{"id": self.options.model, "max_model_len": self.options.context}]}
         if (method, path) != ("post", "/generate"):
             return 404, {"detail": "Not Found"}
         return await self.generate(body)

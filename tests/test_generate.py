@@ -16,6 +16,7 @@ from eyas.errors import EyasError
 from eyas.generate import generate_responses
 from eyas.records import content_id, fault_in_tokenized
 from eyas.target import sglang
+from eyas.target.engine import identity_of
 from eyas.target.launch import arguments, check_flags
 from eyas.target.sglang import RunningServer, SglangEngine
 from fake_server import EOS, answer, ask
@@ -77,9 +78,13 @@ class Stage:
         sampling = Generation(**{"temperature": 0, "max_new_tokens": 100, "concurrency": 8, **sampling})
         target = Target.model_validate({**CONFIG.target.model_dump(), "engine": "sglang", "model": model})
         settings = {"dataset": "B", "sampling": sampling.model_dump(), "target": target.model_dump(mode="json")}
-        with RunningServer(url, model, patience_s=3) as server:
-            engine = SglangEngine(server, target)
-            return generate_responses(settings, self.prompts, self.chat, engine, self.journals, self.out)
+
+        @contextmanager
+        def engine():
+            with RunningServer(url, model, patience_s=3) as server:
+                yield SglangEngine(server)
+
+        return generate_responses(settings, self.prompts, self.chat, engine, self.journals, self.out)
 
     def records(self):
         lines = (self.out / "tokenized_data.jsonl").read_bytes().splitlines()
@@ -135,6 +140,14 @@ def test_a_rerun_asks_nothing_and_publishes_the_same(stage):
         stage.run(url, concurrency=3, tries=2, max_failed=0.5)  # these decide nothing
         assert answers(url) == asked
     assert (stage.out / "tokenized_data.jsonl").read_bytes() == before
+
+
+def test_what_the_journal_holds_is_published_without_a_server(stage):
+    with fake_server() as url:
+        stage.run(url)
+    (stage.out / "stats.json").unlink()
+    stage.run("http://127.0.0.1:9")
+    stage.check_complete()
 
 
 def test_a_mended_prompt_is_asked_again_and_the_others_are_not(stage):
@@ -332,18 +345,18 @@ def test_what_was_found_sound_is_not_asked_again(tmp_path, monkeypatch):
 
 
 def test_answers_do_not_depend_on_memory_flags(tmp_path):
-    def fingerprint(flags):
-        return SglangEngine(None, target_with(flags)).fingerprint()
+    def identity(flags):
+        return identity_of(target_with(flags))
 
-    assert fingerprint({"tp": 8, "mem-fraction-static": 0.9}) == fingerprint({})
-    assert fingerprint({"kv_cache_dtype": "fp8_e4m3"}) != fingerprint({})
+    assert identity({"tp": 8, "mem-fraction-static": 0.9}) == identity({})
+    assert identity({"kv_cache_dtype": "fp8_e4m3"}) != identity({})
 
 
 def test_the_stop_token_belongs_to_the_answer(smollm2):
     request = sglang.Request("x", [5, 6])
     said = {"output_ids": [7, 8], "meta_info": {"finish_reason": {"type": "stop", "matched": EOS}, "prompt_tokens": 2}}
-    assert sglang.read_answer(request, json.dumps(said).encode(), 0.1).output_ids == [7, 8, EOS]
+    assert sglang.read_answer(request, json.dumps(said).encode(), 0.1, 9).output_ids == [7, 8, EOS]
     said["output_ids"].append(EOS)
-    assert sglang.read_answer(request, json.dumps(said).encode(), 0.1).output_ids == [7, 8, EOS]
+    assert sglang.read_answer(request, json.dumps(said).encode(), 0.1, 9).output_ids == [7, 8, EOS]
     said["meta_info"]["prompt_tokens"] = 3
-    assert "3 prompt tokens, 2 were sent" in sglang.read_answer(request, json.dumps(said).encode(), 0.1)
+    assert "3 prompt tokens, 2 were sent" in sglang.read_answer(request, json.dumps(said).encode(), 0.1, 9)

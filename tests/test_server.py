@@ -128,7 +128,11 @@ def host(tmp_path, monkeypatch):
         state = json.loads(path.read_text())
         if state["state"] in ("starting", "ready") and not host.is_empty():
             os.kill(state["keeper_pid"], signal.SIGTERM)
-    until(host.is_empty)
+    try:
+        until(host.is_empty)
+    finally:
+        for pid in host.processes():  # of a test that failed
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_a_client_gets_answers_and_the_server_its_gpus(host):
@@ -371,11 +375,20 @@ def test_a_server_waits_for_gpus_that_a_job_holds(host):
         assert host.started() == 1
 
 
+def test_a_server_that_is_about_to_go_takes_no_client(host):
+    """It answers for grace_s yet, since it ignores SIGTERM; who comes then gets another."""
+    for gap_s in (0.0, 0.1, 0.2, 0.3):
+        with host.server("--stubborn", idle_s=0, grace_s=0.4) as server:
+            time.sleep(0.6)
+            probe(server.url)
+        time.sleep(gap_s)
+
+
 def test_no_client_is_lost_while_the_keeper_goes(host):
     """idle_s=0: each keeper wants to go the moment that the next clients come."""
 
     def job(k):
-        for turn in range(5):
+        for turn in range(4):
             with host.server(idle_s=0) as server:
                 probe(server.url)
             time.sleep(0.03 * ((k * 7 + turn * 3) % 5))

@@ -89,6 +89,7 @@ def test_greedy_answers_are_those_of_transformers(model, answers, prompts):
     import torch
     from transformers import AutoModelForCausalLM
 
+    torch.set_num_threads(1)  # threads that wait for each other by spinning: 3 s become 60 beside other workers
     target = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval()
     behind = []
     for prompt, answer in zip(prompts, answers, strict=True):

@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -83,7 +84,21 @@ def finished(tmp_path_factory, smollm2_folder):
             shutil.copytree(HUB / source["folder"].removeprefix("../tests/data/hub/"), copy)
             source["folder"] = f"../hub/{copy.name}"
     shutil.copytree(smollm2_folder, root / "tokenizer")
-    config["target"]["tokenizer"] = {"folder": "../tokenizer", "files": ["*.json", "*.jinja"]}
+    config["target"] |= {
+        "tokenizer": {"folder": "../tokenizer", "files": ["*.json", "*.jinja"]},
+        # A server that answers by arithmetic: these tests are about files, not about answers.
+        **{"engine": "sglang", "model": "fake", "weights": None},
+        "sglang": {
+            **{
+                "python": sys.executable,
+                "gpus": 0,
+                "idle_s": 2,
+                "env": {"PYTHONPATH": str(ROOT / "tests/fake_sglang")},
+            },
+            "flags": {"starts": "starts.txt"},
+        },
+    }
+    config["resources"]["generate_threads"] = 1
     (root / "test.yaml").write_text(yaml.safe_dump(config))
     (root / "work").mkdir()
     workflow = Workflow(root)
@@ -116,8 +131,10 @@ def test_a_finished_run_has_every_file_log_and_benchmark_and_nothing_to_do(workf
             f"reports/prepared/{name}.html",
         ):
             assert (workflow.work / path).is_file(), path
-        stats = json.loads((workflow.work / f"prepared/{name}/stats.json").read_bytes())
-        assert stats["rows_read"] == stats["kept"] + stats["rejected"] + stats["duplicates"] + stats["beyond_cap"]
+        for stats in workflow.work.glob(f"*/{name}/stats.json"):
+            stats = json.loads(stats.read_bytes())
+            assert stats["rows_read"] == stats["kept"] + stats["rejected"] + stats["duplicates"] + stats["beyond_cap"]
+    assert (workflow.work / "starts.txt").read_text().count("\n") == 1, "one server for all jobs"
     assert "Nothing to be done" in workflow.run("all")
 
 
@@ -139,7 +156,8 @@ def test_one_lost_output_rebuilds_that_dataset_and_no_other(workflow, how):
     else:
         prompts.write_bytes(b"" if how == "emptied" else b"\n \r\n\n")
     before = workflow.snapshot()
-    plan = {"prepare_prompts": ["B5_openthoughts"], "describe_prepared": ["B5_openthoughts"], "tally_records": [""]}
+    rules = ("prepare_prompts", "generate_responses", "describe_prepared", "describe_responses")
+    plan = {**{rule: ["B5_openthoughts"] for rule in rules}, "tally_records": [""]}
     assert workflow.planned("all") == plan
     if how != "deleted":
         assert "holds-no-record" in workflow.run("-n", "all")
@@ -147,7 +165,8 @@ def test_one_lost_output_rebuilds_that_dataset_and_no_other(workflow, how):
     workflow.run("all")
     assert prompts.read_bytes() == whole
     changed = {p for p, state in workflow.snapshot().items() if before.get(p) != state}
-    assert all("B5_openthoughts" in p or "tally" in p for p in changed), changed
+    assert all("B5_openthoughts" in p or "tally" in p for p in changed if not p.startswith("state/")), changed
+    assert (workflow.work / "starts.txt").read_text().count("\n") == 1, "the journal had every answer"
     assert "Nothing to be done" in workflow.run("all")
 
 
@@ -291,7 +310,8 @@ def test_an_eleventh_dataset_is_one_module_and_one_entry(workflow):
     entry = {"adapter": "riddles", "produces": "prompts", "sources": [{"folder": str(folder), "files": ["*.jsonl"]}]}
     workflow.config(lambda c: c["datasets"].update(C1_riddles=entry))
     workflow.run("all")
-    assert (workflow.work / "prepared/C1_riddles/prompts.jsonl").read_bytes().count(b"\n") == 2
+    for path in ("prepared/C1_riddles/prompts.jsonl", "responses/C1_riddles/tokenized_data.jsonl"):
+        assert (workflow.work / path).read_bytes().count(b"\n") == 2
 
 
 @pytest.mark.parametrize(

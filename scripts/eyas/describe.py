@@ -40,7 +40,7 @@ def describe(folder: Path, tokenizer: Path | None, settings: dict | None = None)
         _lengths(stats),
         _examples(folder, stats, tokenizer),
         _reasons(stats, _first_rejects(folder / "rejects.jsonl")),
-        _sources(stats),
+        _sources(stats) if "sources" in stats["settings"] else "",
         _settings(stats),
         subtitle=f"{CLASSES[stats['produces']]}, for {stats['settings']['target']['name']}",
     )
@@ -69,6 +69,10 @@ def _headline(stats: dict) -> Html:
         facts.append((f"trainable tokens, {pages.share(trained, stats['tokens'])}", trained))
     facts += [("tokens a record, mean", round(stats["tokens"] / kept) if kept else None)]
     facts += [("tokens, longest record", stats["length_quantiles"].get("100"))]
+    if "finished" in stats:
+        facts.append(
+            (f"answers cut by length, {pages.share(stats['finished']['length'], kept)}", stats["finished"]["length"])
+        )
     if stats.get("reasoning_left_out"):
         facts.append(("reasonings the chat format has no place for", stats["reasoning_left_out"]))
     return pages.tiles(facts)

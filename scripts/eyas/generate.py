@@ -9,21 +9,21 @@ is published when every prompt has its one record or its counted reason.
 import hashlib
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import orjson
 
 from eyas.chat import Chat, NotRenderable
-from eyas.config import Generation
+from eyas.config import Generation, Target
 from eyas.errors import EyasError
 from eyas.journal import Journal
 from eyas.ledger import Ledger, length_statistics
 from eyas.progress import Progress
 from eyas.records import RECORD_FILES, fault_in_prompt, whole_file, write_json
-from eyas.target.engine import Answer, Engine, Request
+from eyas.target.engine import Answer, Engine, Request, identity_of
 
 PROMPTS_AT_ONCE = 64  # encoded in one call of the tokenizer
 COUNTERS_EVERY_S = 5.0
@@ -31,30 +31,39 @@ COUNTERS_EVERY_S = 5.0
 NOT_IN_FINGERPRINT = {"concurrency", "tries", "max_failed", "keep_cut"}
 
 
-def generate_responses(settings: dict, prompts: Path, chat: Chat, engine: Engine, journals: Path, out: Path) -> dict:
+def generate_responses(
+    settings: dict,
+    prompts: Path,
+    chat: Chat,
+    open_engine: Callable[[], AbstractContextManager[Engine]],
+    journals: Path,
+    out: Path,
+) -> dict:
     """Write out/{tokenized_data,rejects}.jsonl and stats.json; returns the statistics.
 
-    settings: config.Config.generate_settings. journals: folder of this dataset's journals and counters.
+    settings: config.Config.generate_settings. open_engine: called when there is something to ask, not before: what the
+    journal holds is published without a server. journals: folder of this dataset's journals and counters.
     EyasError when a line of `prompts` is damaged, nothing was answered, or more than max_failed were set aside.
     """
     started = time.monotonic()
     dataset, sampling = settings["dataset"], Generation.model_validate(settings["sampling"])
-    identity = fingerprint(engine, chat, settings)
+    identity = fingerprint(settings, chat)
     write_json(journals / f"{short(identity)}.json", identity)
     with Journal(journals / f"{short(identity)}.jsonl") as journal:
         asking = Asking(dataset, prompts, chat, sampling, journal, journals / "progress.json")
-        asking.run(engine)
+        asking.run(open_engine)
         stats = _publish(settings, sampling, asking, journal, chat, out, identity, time.monotonic() - started)
     return stats
 
 
-def fingerprint(engine: Engine, chat: Chat, settings: dict) -> dict:
+def fingerprint(settings: dict, chat: Chat) -> dict:
     """What decides the answers: the target, the sampling, the template."""
     sampling = {k: v for k, v in settings["sampling"].items() if k not in NOT_IN_FINGERPRINT}
     if sampling["temperature"] == 0:
         sampling = {k: v for k, v in sampling.items() if k not in ("top_p", "seed")}
-    template = {"tokenizer": chat.fingerprint, "chat_format": settings["target"]["chat_format"]}
-    return {"target": engine.fingerprint(), "sampling": sampling, "template": template}
+    target = Target.model_validate(settings["target"])
+    template = {"tokenizer": chat.fingerprint, "chat_format": target.chat_format}
+    return {"target": identity_of(target), "sampling": sampling, "template": template}
 
 
 def short(identity: dict) -> str:
@@ -76,13 +85,18 @@ class Asking:
     failed: dict[str, str] = field(default_factory=dict)  # id → why; not in the journal: a rerun asks again
     inputs: dict[str, list[int]] = field(default_factory=dict)  # of what is in flight
 
-    def run(self, engine: Engine) -> None:
+    def run(self, open_engine: Callable[[], AbstractContextManager[Engine]]) -> None:
         self.ids = [prompt["id"] for prompt in self._prompts()]
         if len(set(self.ids)) != len(self.ids):
             raise EyasError(f"{self.prompts}: ids are repeated: run `snakemake --force {self.prompts}`")
         known = sum(i in self.journal for i in self.ids)
-        done, tokens, told = known, 0, 0.0
         logging.info("%s: %s prompts, %s answered before", self.dataset, f"{len(self.ids):,}", f"{known:,}")
+        if known < len(self.ids):
+            with open_engine() as engine:
+                self._ask(engine, known)
+
+    def _ask(self, engine: Engine, known: int) -> None:
+        done, tokens, told = known, 0, 0.0
         progress = Progress(self.dataset, "answers")
         for result in engine.generate(self._requests(), self.sampling):
             input_ids = self.inputs.pop(result.id)
@@ -107,9 +121,10 @@ class Asking:
             note = f"{tokens / max(seconds, 1e-9):,.0f} tokens/s, {len(self.ids) - done:,} left"
             # The share of this run: what was answered before says nothing about the time left.
             progress.update(done - known, (done - known) / max(1, len(self.ids) - known), note)
-            if time.monotonic() - told > COUNTERS_EVERY_S or done == len(self.ids):
+            if time.monotonic() - told > COUNTERS_EVERY_S:
                 told = time.monotonic()
                 self._tell(done, known, tokens, seconds)
+        self._tell(len(self.ids), known, tokens, time.monotonic() - progress.start)
         progress.close()
 
     def _tell(self, done: int, known: int, tokens: int, seconds: float) -> None:

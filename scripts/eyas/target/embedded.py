@@ -39,7 +39,8 @@ class Embedded:
     """Answers with a model in this process.
 
     model: a folder or a Hub repository. stop_ids: tokens that end an answer; None: the model's own. context: most
-    tokens of a prompt and its answer; None: the model's own limit. Threads are torch's setting.
+    tokens of a prompt and its answer; None: the model's own limit. Threads are torch's setting; where others use the
+    same cores, start Python with OMP_WAIT_POLICY=passive (threads that spin while they wait made it five times slower).
     """
 
     def __init__(
@@ -113,7 +114,10 @@ class Embedded:
                     joining.append(_Row.of(request, sampling, self.context))
             if not joining and not running:
                 return
-            rows, logits = self._step(pens, joining)
+            try:
+                rows, logits = self._step(pens, joining)
+            except torch.OutOfMemoryError as error:
+                raise EyasError(f"target {self.name}: {error}: lower generate.concurrency") from None
             for row, token in zip(rows, _choose(logits, rows, sampling), strict=True):
                 row.output.append(token)
             yield from self._finished(pens)
@@ -139,7 +143,7 @@ class Embedded:
                 ids.append(row.output[-1])
                 positions.append(row.length - 1)
             rows += pen.rows
-            step.running.append(_Running.of(pen, start, positions[start:], self.model.dtype, self.device))
+            step.running.append(_Running.of(pen, start, positions[start:], self.device))
         last += range(len(ids))
         for row in joining:
             pen = _pen_for(pens, row.length)
@@ -164,7 +168,7 @@ class Embedded:
         ).logits[0]
         if not step.seen:
             raise EyasError(
-                f"{type(self.model).__name__} does not call the attention that it was given: set target.engine to sglang"
+                f"{type(self.model).__name__} does not call the attention it was given: set target.engine to sglang"
             )
         return logits if len(logits) == len(last) else logits[keep]
 
@@ -187,7 +191,7 @@ class Embedded:
     @torch.inference_mode()
     def _check_attention(self, model: str) -> None:
         """EyasError when prompt and decode through the pens do not give what transformers' own attention gives."""
-        ids = torch.linspace(0, self.vocabulary - 1, min(CHECK_TOKENS, self.context)).long().tolist()
+        ids = torch.linspace(0, self.vocabulary - 1, CHECK_TOKENS).long().tolist()
         row = _Row("check", ids[:-4], len(ids), 0.0, torch.Generator())
         pens, found = {}, []
         for token in [*ids[-4:], None]:
@@ -197,7 +201,7 @@ class Embedded:
         expected = self.model(input_ids=torch.tensor([ids], device=self.device), use_cache=False).logits[0, -5:].float()
         self.model.set_attn_implementation(ATTENTION)
         error = ((torch.cat(found) - expected).norm() / expected.norm()).item()
-        if not error < (0.05 if self.model.dtype in (torch.bfloat16, torch.float16) else 1e-3):
+        if not error < (0.1 if self.model.dtype in (torch.bfloat16, torch.float16) else 1e-3):
             raise EyasError(
                 f"target {model}: the embedded engine's logits differ from transformers' own by {error:.1%}: "
                 "its attention is not known here; set target.engine to sglang"
@@ -300,14 +304,13 @@ class _Running:
     stop: int
     positions: torch.Tensor  # [rows]: where each token's key goes
     reach: int  # keys that attention looks at: the longest row's, rounded up
-    dtype: torch.dtype
     masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
     places: dict[int, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, pen: _Pen, start: int, positions: list[int], dtype: torch.dtype, device: torch.device) -> "_Running":
+    def of(cls, pen: _Pen, start: int, positions: list[int], device: torch.device) -> "_Running":
         reach = min(pen.capacity, -(-(max(positions) + 1) // 16) * 16)
-        return cls(pen, start, start + len(positions), torch.tensor(positions, device=device), reach, dtype)
+        return cls(pen, start, start + len(positions), torch.tensor(positions, device=device), reach)
 
     def write(self, tensor: torch.Tensor, tokens: torch.Tensor) -> None:
         """Put the new keys or values, [rows, heads, dim], where they belong in a layer of the pen."""
@@ -317,14 +320,14 @@ class _Running:
             self.places[heads] = (lines * capacity + self.positions[:, None]).view(-1)
         tensor.view(-1, dim).index_copy_(0, self.places[heads], tokens.reshape(-1, dim))
 
-    def mask(self, window: int | None) -> torch.Tensor:
+    def mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
         """What is added to the scores, [rows, 1, 1, reach]; window: only so many last keys are seen."""
         if window not in self.masks:
             key, query = torch.arange(self.reach, device=self.positions.device), self.positions[:, None]
             hidden = key > query
             if window is not None:
                 hidden |= key <= query - window
-            mask = torch.zeros(hidden.shape, dtype=self.dtype, device=hidden.device)
+            mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
             self.masks[window] = mask.masked_fill_(hidden, float("-inf"))[:, None, None]
         return self.masks[window]
 
@@ -381,7 +384,7 @@ def _attend(
             q[part].reshape(rows, -1, groups, q.shape[-1]),  # [rows, key heads, groups, dim]
             keys[:rows, :, : run.reach],
             values[:rows, :, : run.reach],
-            attn_mask=run.mask(sliding_window),
+            attn_mask=run.mask(sliding_window, q.dtype),
             scale=scaling,
         )
         outputs.append(attended.reshape(rows, heads, -1))

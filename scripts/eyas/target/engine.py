@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from eyas.config import Generation
+from eyas.config import Generation, Target
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,20 @@ class Engine(Protocol):
         target is gone for good; what was given until then is good.
         """
 
-    def fingerprint(self) -> dict:
-        """What the answers depend on besides the sampling: model, engine, version, flags; plain JSON."""
+
+# Flags of the server that decide what the model says; all others (memory, batching, graphs) may change in mid-run.
+DECIDING_FLAGS = ("revision", "dtype", "quantization", "kv-cache-dtype", "json-model-override-args", "load-format")
+
+
+def identity_of(target: Target) -> dict:
+    """What answers depend on besides sampling and template: the model, where it comes from, the engine; plain JSON."""
+    identity = {"engine": target.engine, "model": target.model}
+    if target.weights is not None:
+        identity["weights"] = target.weights.model_dump(mode="json", exclude_none=True)
+    if target.engine == "sglang":
+        flags = {k.replace("_", "-"): v for k, v in target.sglang.flags.items()}
+        identity |= {k: flags[k] for k in DECIDING_FLAGS if k in flags}
+    return identity
 
 
 def seed_of(sampling: Generation, request_id: str) -> int:

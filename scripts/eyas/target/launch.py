@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,23 +47,23 @@ def open_engine(target: Target, state: Path) -> Iterator[Engine]:
     sglang = target.sglang
     if sglang.url is not None:
         with RunningServer(sglang.url, target.model) as server:
-            yield SglangEngine(server, target)
+            yield SglangEngine(server)
         return
     check_flags(target, state)
-    identity = {"model": target.model, **sglang.model_dump(mode="json", include={"python", "version", "flags", "env"})}
+    deciding = sglang.model_dump(mode="json", include={"python", "version", "flags", "env", "gpus"})
     with WarmServer(
         command=command(target),
         env=sglang.env,
         gpus=sglang.gpus,
-        fingerprint=identity,
-        folder=state,
+        fingerprint={"model": target.model, **deciding},
+        folder=state / socket.gethostname(),  # keeper and clients meet by locks and signals: one host
         probe=probe,
         ready_timeout_s=sglang.ready_timeout_s,
         idle_s=sglang.idle_s,
         restarts=sglang.restarts,
         restart_window_s=sglang.restart_window_s,
     ) as server:
-        yield SglangEngine(server, target)
+        yield SglangEngine(server)
 
 
 def command(target: Target) -> list[str]:

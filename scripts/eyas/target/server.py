@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 
@@ -96,8 +96,8 @@ class WarmServer:
         return self
 
     def __exit__(self, *_) -> None:
-        os.utime(self.files.clients)  # the keeper counts its idle time from here
-        self._stack.close()
+        with self._stack, suppress(FileNotFoundError):
+            os.utime(self.files.clients)  # the keeper counts its idle time from here
 
     def wait_ready(self) -> str:
         """Block until the server answers the probe; its URL, which changes when the server is started again.
@@ -253,8 +253,9 @@ def _up_to_snakemake() -> dict[int, str]:
     pid = os.getppid()
     while pid > 1 and (stat := _stat(pid)):
         above[pid] = stat[1]
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            if any(Path(os.fsdecode(part)).name == "snakemake" for part in file.read().split(b"\0")):
+        with suppress(OSError):
+            arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if any(os.path.basename(argument) == b"snakemake" for argument in arguments):
                 ancestors = dict(above)
         pid = stat[0]
     return ancestors

@@ -14,14 +14,12 @@ from typing import Protocol
 
 import orjson
 
-from eyas.config import Generation, Target
+from eyas.config import Generation
 from eyas.errors import EyasError
 from eyas.target.engine import Answer, Refusal, Request, seed_of
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 SLOWEST_TOKENS_PER_S = 1.0  # a slower answer counts as hung
-# Flags that decide what the model says; all others (memory, batching, graphs) may change in the middle of a run.
-DECIDING_FLAGS = ("revision", "dtype", "quantization", "kv-cache-dtype", "json-model-override-args", "load-format")
 TOO_LONG = ("longer than", "context length", "maximum", "too long", "exceeds")
 
 
@@ -35,15 +33,10 @@ class Server(Protocol):
 
 
 class SglangEngine:
-    """Asks one server. `target`: its configuration."""
+    """Asks one server."""
 
-    def __init__(self, server: Server, target: Target):
-        self.server, self.target = server, target
-
-    def fingerprint(self) -> dict:
-        flags = {k.replace("_", "-"): v for k, v in self.target.sglang.flags.items()}
-        deciding = {k: flags[k] for k in DECIDING_FLAGS if k in flags}
-        return {"engine": "sglang", "model": self.target.model, **deciding}
+    def __init__(self, server: Server):
+        self.server = server
 
     def generate(self, requests: Iterable[Request], sampling: Generation) -> Iterator[Answer | Refusal]:
         """See engine.Engine. The event loop runs while the caller waits for the next answer."""
@@ -68,6 +61,7 @@ class _Flight:
         self.mending = asyncio.Lock()  # one waits for the server, the others wait for that one
         self.generation = 0  # of the server: grows when it came back
         self.session = None
+        self.context = context_of(server.url)
 
     def run(self, requests: Iterator[Request]) -> Iterator[Answer | Refusal]:
         self.loop.run_until_complete(self._open())
@@ -110,7 +104,13 @@ class _Flight:
     async def _ask(self, request: Request) -> Answer | Refusal:
         import aiohttp
 
-        body = orjson.dumps({"input_ids": request.input_ids, "sampling_params": self._sampling_params(request.id)})
+        # SGLang refuses a prompt that leaves less room than max_new_tokens asks for: ask for what there is.
+        most = min(self.sampling.max_new_tokens, self.context - len(request.input_ids) - 1)
+        if most < 1:
+            detail = f"{len(request.input_ids):,} tokens, the target's context holds {self.context:,}"
+            return Refusal(request.id, "prompt_too_long", detail)
+        params = self._sampling_params(request.id, most)
+        body = orjson.dumps({"input_ids": request.input_ids, "sampling_params": params})
         headers = {"Content-Type": "application/json"}
         detail = ""
         for attempt in range(self.sampling.tries):
@@ -127,7 +127,7 @@ class _Flight:
                 await self._mend(generation)
                 continue
             if status == 200:
-                answer = read_answer(request, content, time.monotonic() - started)
+                answer = read_answer(request, content, time.monotonic() - started, most)
                 if isinstance(answer, Answer):
                     return answer
                 detail = answer
@@ -150,16 +150,16 @@ class _Flight:
     def _pause(attempt: int) -> float:
         return random.uniform(0.5, 1.0) * min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**attempt)
 
-    def _sampling_params(self, request_id: str) -> dict:
+    def _sampling_params(self, request_id: str, most: int) -> dict:
         s = self.sampling
-        params = {"temperature": s.temperature, "max_new_tokens": s.max_new_tokens}
-        if s.temperature > 0:
+        params = {"temperature": s.temperature, "max_new_tokens": most}
+        if s.temperature > 0:  # the seed counts only with --enable-deterministic-inference
             params |= {"top_p": s.top_p, "sampling_seed": seed_of(s, request_id)}
         return params
 
 
-def read_answer(request: Request, content: bytes, seconds: float) -> Answer | str:
-    """The answer in a response of /generate, or what is wrong with it."""
+def read_answer(request: Request, content: bytes, seconds: float, asked_tokens: int) -> Answer | str:
+    """The answer in a response of /generate, or what is wrong with it. asked_tokens: the most that it may have."""
     try:
         said = orjson.loads(content)
         output_ids, meta = said["output_ids"], said["meta_info"]
@@ -173,6 +173,8 @@ def read_answer(request: Request, content: bytes, seconds: float) -> Answer | st
         return f"output_ids are no token ids: {content[:200]!r}"
     if meta.get("prompt_tokens") != len(request.input_ids):
         return f"the server read {meta.get('prompt_tokens')} prompt tokens, {len(request.input_ids)} were sent"
+    if kind == "length" and len(output_ids) < asked_tokens:
+        return f"cut after {len(output_ids)} of {asked_tokens} tokens: the server's memory for keys and values is too small"
     if kind == "stop" and isinstance(matched := reason.get("matched"), int) and output_ids[-1:] != [matched]:
         output_ids = [*output_ids, matched]  # the token that ended the turn was generated too
     return Answer(request.id, output_ids, kind, seconds)
@@ -224,6 +226,12 @@ def check_server(url: str, model: str) -> None:
             f"{url} speculates ({algorithm}): answers must come from the plain target; "
             "start it without --speculative-algorithm"
         )
+
+
+def context_of(url: str) -> int:
+    """Tokens that a prompt and its answer may have together, as the server says; ConnectionError when it is silent."""
+    models = _get(f"{url}/v1/models").get("data") or [{}]
+    return models[0].get("max_model_len") or 1 << 30
 
 
 def probe(url: str) -> None:

@@ -1,6 +1,6 @@
 """Write a page about one prepared dataset: where its rows went, lengths, reasons, and examples as the target sees them.
 
-    python scripts/describe_prepared.py --prepared-dir prepared/B5_openthoughts \\
+    python scripts/describe_records.py --records-dir prepared/B5_openthoughts \\
         --tokenizer target/tokenizer --out reports/prepared/B5_openthoughts.html
 """
 
@@ -16,7 +16,7 @@ from eyas.records import whole_file
 def main(argv=None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--prepared-dir", type=Path, required=True, help="folder of one dataset, e.g. prepared/B5_openthoughts"
+        "--records-dir", type=Path, required=True, help="folder of one dataset, e.g. prepared/B5_openthoughts"
     )
     parser.add_argument("--tokenizer", type=Path, default=Path("target/tokenizer"), help="default: target/tokenizer")
     parser.add_argument("--out", type=Path, required=True, help="the page")
@@ -24,7 +24,7 @@ def main(argv=None) -> int:
         "--settings", type=json.loads, help="JSON of today's settings, to tell whether the records are stale"
     )
     args = parser.parse_args(argv)
-    text = describe(args.prepared_dir, args.tokenizer, args.settings)
+    text = describe(args.records_dir, args.tokenizer, args.settings)
     with whole_file(args.out) as file:
         file.write(text.encode())
     return 0
