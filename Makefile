@@ -18,12 +18,20 @@ $(READY): envs/dev.txt envs/demo.txt
 	touch $(READY)
 
 # The whole workflow on small real input, in demo-run/ (see config/demo.yaml), and its report.
+# `make demo FAST=1`: a fraction of the prompts and shorter answers, in demo-run-fast/.
+DEMO := demo-run
+ifdef FAST
+DEMO := demo-run-fast
+FEWER := --directory $(DEMO) --config 'prepare={cap: 16}' 'generate={max_new_tokens: 64}' \
+         'datasets={B2_opencodeinstruct: {prepare: {cap: 16}}, B9_chitchat: {prepare: {cap: 40}}}'
+endif
+
 demo: $(READY)
-	$(BIN)/snakemake --profile profiles/demo all
-	$(BIN)/snakemake --profile profiles/demo --report report.html
-	$(BIN)/snakemake --profile profiles/demo --quiet all -- tally
+	$(BIN)/snakemake all --profile profiles/demo $(FEWER)
+	$(BIN)/snakemake --profile profiles/demo --report report.html $(FEWER)
+	$(BIN)/snakemake tally --profile profiles/demo --quiet all $(FEWER)
 	@echo
-	@echo "Look at demo-run/report.html (a browser opens it), demo-run/prepared/ and demo-run/logs/."
+	@echo "Look at $(DEMO)/report.html (a browser opens it), $(DEMO)/prepared/, $(DEMO)/responses/ and $(DEMO)/logs/."
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests
@@ -77,4 +85,4 @@ $(SGLANG_CPU)/.ready: $(wildcard tests/sglang_cpu/requirements*.txt)
 	touch $@
 
 clean:
-	rm -rf demo-run .pytest_cache .ruff_cache
+	rm -rf demo-run demo-run-fast .pytest_cache .ruff_cache

@@ -8,6 +8,7 @@ import argparse
 import json
 from pathlib import Path
 
+from eyas.chat import keep_torch_out
 from eyas.describe import describe
 from eyas.errors import run_command
 from eyas.records import whole_file
@@ -24,6 +25,7 @@ def main(argv=None) -> int:
         "--settings", type=json.loads, help="JSON of today's settings, to tell whether the records are stale"
     )
     args = parser.parse_args(argv)
+    keep_torch_out()
     text = describe(args.records_dir, args.tokenizer, args.settings)
     with whole_file(args.out) as file:
         file.write(text.encode())

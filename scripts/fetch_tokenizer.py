@@ -12,7 +12,7 @@ import json
 import shutil
 from pathlib import Path
 
-from eyas.chat import load_chat
+from eyas.chat import keep_torch_out, load_chat
 from eyas.chat.gguf import tokenizer_from_gguf
 from eyas.config import Target, load
 from eyas.errors import EyasError, run_command
@@ -48,6 +48,7 @@ def main(argv=None) -> int:
     parser.add_argument("--settings", type=json.loads, help="JSON of the config's `target` (Snakemake passes it)")
     args = parser.parse_args(argv)
     log_to_stderr()
+    keep_torch_out()
     target = Target.model_validate(args.settings) if args.settings else load(args.configfile).target
     manifest = lay_out(target, args.output_dir)
     load_chat(

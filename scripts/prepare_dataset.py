@@ -10,6 +10,7 @@ import argparse
 import json
 from pathlib import Path
 
+from eyas.chat import keep_torch_out
 from eyas.config import load
 from eyas.errors import run_command
 from eyas.prepare import prepare_dataset
@@ -30,6 +31,7 @@ def main(argv=None) -> int:
     )
     args = parser.parse_args(argv)
     log_to_stderr()
+    keep_torch_out()
     settings = args.settings or load(args.configfile).prepare_settings(args.dataset)
     path = args.source_dir / args.dataset / "manifest.json"
     manifest = read_manifest(path)

@@ -11,7 +11,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from eyas.chat import Chat, load_chat
+from eyas.chat import Chat, keep_torch_out, load_chat
 from eyas.config import Config, load, parse
 from eyas.errors import EyasError, run_command
 from eyas.prepare import probe_dataset
@@ -80,6 +80,7 @@ def main(argv=None) -> int:
     parser.add_argument("--config", type=json.loads, help="JSON of the whole configuration (Snakemake passes it)")
     args = parser.parse_args(argv)
     log_to_stderr()
+    keep_torch_out()
     config = parse(args.config) if args.config else load(args.configfile)
     target = config.target
     chat = load_chat(

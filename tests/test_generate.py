@@ -283,11 +283,11 @@ def job(stage, url):
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_killed_job_asks_at_most_twice_what_was_in_flight(stage, smollm2_folder, how):
     command = [*job(stage, None), "--tokenizer", smollm2_folder]
-    with fake_server("--answer-s", 0.02) as url:
+    with fake_server("--answer-s", 0.2) as url:
         command = [*job(stage, url), "--tokenizer", smollm2_folder]
         process = subprocess.Popen(command, cwd=stage.folder, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 60
-        while answers(url) < 20 and time.monotonic() < deadline:
+        while answers(url) < 10 and time.monotonic() < deadline:
             time.sleep(0.01)
         process.send_signal(how)
         process.wait(timeout=20)

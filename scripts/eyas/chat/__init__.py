@@ -5,7 +5,7 @@
 assistant itself generates, else CONTEXT. Text never becomes a control token, whatever it spells.
 """
 
-from eyas.chat.chat import Chat, load_chat
+from eyas.chat.chat import Chat, keep_torch_out, load_chat
 from eyas.chat.plan import ANSWER, CONTEXT, NotRenderable, Plan
 
-__all__ = ["ANSWER", "CONTEXT", "Chat", "NotRenderable", "Plan", "load_chat"]
+__all__ = ["ANSWER", "CONTEXT", "Chat", "NotRenderable", "Plan", "keep_torch_out", "load_chat"]

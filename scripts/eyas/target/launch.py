@@ -34,11 +34,18 @@ CHECK_TIMEOUT_S = 300
 
 
 @contextmanager
-def open_engine(target: Target, state: Path) -> Iterator[Engine]:
-    """The target's engine, ready to be asked. state: folder of servers and their logs (state/server)."""
+def open_engine(target: Target, state: Path, threads: int | None = None) -> Iterator[Engine]:
+    """The target's engine, ready to be asked.
+
+    state: folder of servers and their logs (state/server). threads: of the embedded engine (None: as torch chooses).
+    """
     if target.engine == "transformers":
+        import torch
+
         from eyas.target.embedded import Embedded
 
+        if threads:
+            torch.set_num_threads(threads)
         yield Embedded(target.model)
         return
     from eyas.target.server import WarmServer

@@ -174,7 +174,7 @@ def read_answer(request: Request, content: bytes, seconds: float, asked_tokens: 
     if meta.get("prompt_tokens") != len(request.input_ids):
         return f"the server read {meta.get('prompt_tokens')} prompt tokens, {len(request.input_ids)} were sent"
     if kind == "length" and len(output_ids) < asked_tokens:
-        return f"cut after {len(output_ids)} of {asked_tokens} tokens: the server's memory for keys and values is too small"
+        return f"cut after {len(output_ids)} of {asked_tokens} tokens: the server has too little room for its cache"
     if kind == "stop" and isinstance(matched := reason.get("matched"), int) and output_ids[-1:] != [matched]:
         output_ids = [*output_ids, matched]  # the token that ended the turn was generated too
     return Answer(request.id, output_ids, kind, seconds)
