@@ -34,7 +34,7 @@ demo: $(READY)
 	@echo "Look at $(DEMO)/report.html (a browser opens it), $(DEMO)/prepared/, $(DEMO)/responses/ and $(DEMO)/logs/."
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist worksteal tests
+	$(BIN)/python -m pytest -n 2 --dist loadgroup tests
 
 # Formats, lints, and a dry run of every profile.
 check: $(READY)

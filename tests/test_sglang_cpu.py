@@ -7,6 +7,8 @@ import pytest
 from conftest import SMOLLM2_GGUF
 from sglang_server import SglangCpu, require_sglang_cpu, shared_model
 
+pytestmark = pytest.mark.xdist_group("sglang")  # one real server at a time
+
 IM_END = 2
 CONTEXT = 2048  # tokens of one request
 CACHE = 1024  # tokens of all requests; less than CONTEXT, to see what happens at its end
