@@ -79,9 +79,10 @@ class Host:
         return len(self.starts.read_text().splitlines()) if self.starts.exists() else 0
 
     def state(self, server=None):
-        """What server.json says (of the only server, or of this one)."""
-        (path,) = [server.files.state] if server else self.folder.glob("*/server.json")
-        return json.loads(path.read_text())
+        """What server.json says (of the only server, or of this one), also before it says anything."""
+        paths = [server.files.state] if server else list(self.folder.glob("*/server.json"))
+        assert len(paths) <= 1
+        return json.loads(paths[0].read_text()) if paths else {"state": "", "message": ""}
 
     def processes(self):
         """Living processes of this host's servers: by the mark, or (children without it) by their last argument."""
@@ -106,7 +107,7 @@ class Host:
         return True
 
 
-def until(true, seconds=10):
+def until(true, seconds=30):
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, "did not come true in time"
