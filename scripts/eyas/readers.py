@@ -8,6 +8,7 @@ whole (cut off, not Parquet, a broken array) raises EyasError with the file and 
 
 import codecs
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -100,7 +101,7 @@ class ParquetRows:
         return max(16, min(16384, BATCH_BYTES * self.rows // max(size, 1)))
 
 
-class JsonRows:
+class JsonRows(ABC):
     """What the two kinds of JSON file share; `done` of `size` bytes are read."""
 
     columns = None  # known only row by row
@@ -123,9 +124,9 @@ class JsonRows:
         if batch:
             yield batch
 
+    @abstractmethod
     def rows(self) -> Iterator[tuple[int, Any]]:
-        """(number, value) of each row, from the subclass."""
-        raise NotImplementedError  # abstract
+        """(number, value) of each row."""
 
 
 class JsonLines(JsonRows):
