@@ -174,7 +174,7 @@ def test_stop_tokens_come_from_the_generation_config(tmp_path):
     config = CONFIGS["llama"]()
     folder = save_model(tmp_path, config)
     transformers.GenerationConfig(eos_token_id=[5, 9]).save_pretrained(folder)
-    assert Embedded(folder, device="cpu").fingerprint()["stop_ids"] == [5, 9]
+    assert Embedded(folder, device="cpu").stop_ids == {5, 9}
 
 
 def test_a_model_without_a_stop_token_is_an_error_that_says_where_to_name_one(tmp_path):
@@ -253,12 +253,19 @@ def test_an_error_of_the_requests_comes_through(engine):
         next(answers)
 
 
-def test_the_fingerprint_knows_the_weights_and_not_the_folder(tiny, engine, tmp_path):
-    same = Embedded(save_model(tmp_path / tiny.name, CONFIGS["llama"]()), stop_ids=set(), device="cpu")
-    assert same.fingerprint() == engine.fingerprint()
-    with torch.no_grad():
-        same.model.model.layers[1].mlp.up_proj.weight.mul_(1.001)
-    assert same.fingerprint() != engine.fingerprint()
+@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN has no bf16 on this CPU")
+def test_packed_weights_compute_what_plain_ones_do(tmp_path, monkeypatch):
+    config = transformers.Qwen2Config(**SHAPE)  # has biases
+    torch.manual_seed(7)
+    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(tmp_path)
+    packed = Embedded(tmp_path, stop_ids=set(), device="cpu")
+    assert sum(type(m) is embedded._PackedLinear for m in packed.model.modules()) == 2 * 7 + 1
+    monkeypatch.setattr(embedded, "_pack", lambda model: None)
+    plain = Embedded(tmp_path, stop_ids=set(), device="cpu")
+    ids = torch.arange(40) * 7 % VOCABULARY
+    row = embedded._Row("a", ids.tolist(), 41, 0.0, torch.Generator())
+    logits = [engine._step({}, [row])[1] for engine in (packed, plain)]
+    assert (logits[0] - logits[1]).norm() < 0.02 * logits[1].norm()
 
 
 def test_attention_that_is_not_known_is_refused_when_it_loads(tmp_path, monkeypatch):

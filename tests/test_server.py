@@ -19,7 +19,7 @@ from eyas.gpus import hold, lease
 from eyas.target.server import WarmServer
 from fake_server import answer, ask, probe
 
-SLACK_S = 3  # what was asked for takes so much longer on a busy machine; alone, less than one second
+SLACK_S = 8  # what was asked for takes so much longer on a busy machine; alone, less than one second
 FAKE = ROOT / "tests/fake_server.py"
 CLIENT = """
 import json, logging, sys
@@ -107,7 +107,7 @@ class Host:
         return True
 
 
-def until(true, seconds=30):
+def until(true, seconds=60):
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, "did not come true in time"
@@ -174,7 +174,7 @@ def test_another_server_waits_its_turn_and_is_told_why(host, caplog):
             with host.server():  # who comes for the first is served meanwhile
                 pass
             assert not entered.done() and host.started() == 1
-        second = entered.result(10)  # at once, in spite of idle_s=60
+        second = entered.result(30)  # at once, in spite of idle_s=60
         assert ask(second.url, "/model_info")["model_path"] == "other"
         assert host.started() == 2 and second.url != first.url
         assert host.state(first)["message"] == "no client, and another job waits"
@@ -232,7 +232,7 @@ def test_no_answer_in_time_is_an_error(host):
         host.server("--never-ready", ready_timeout_s=1),
     ):
         pass
-    assert time.monotonic() - start < 6 and "listening on" in str(error.value)
+    assert time.monotonic() - start < 20 and "listening on" in str(error.value)
     assert not host.processes()
 
 
@@ -360,7 +360,7 @@ def test_an_idle_server_goes_at_once_when_another_job_waits_for_its_gpus(host):
             got = pool.submit(lambda: lease(1, poll_s=0.02).__enter__())
             time.sleep(0.3)
             assert not got.done()  # while there is a client, it stays
-        assert got.result(3) == ["0"]
+        assert got.result(30) == ["0"]
     assert host.state()["message"] == "no client, and another job waits"
 
 
@@ -372,7 +372,7 @@ def test_a_server_waits_for_gpus_that_a_job_holds(host):
             until(lambda: "waiting for 2 GPUs" in host.state()["message"])
             time.sleep(0.3)
             assert host.started() == 0
-        entered.result(10).__exit__()
+        entered.result(30).__exit__()
         assert host.started() == 1
 
 

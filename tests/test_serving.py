@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -48,9 +50,14 @@ def job(folder, dataset, model, smollm2_folder):
 
 
 def servers(folder):
-    """Command lines of this test's servers that are alive."""
-    listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
-    return [line.strip() for line in listed.splitlines() if re.search(r"sglang[.:]", line) and "ps -eo" not in line]
+    """Processes of this test's servers that are alive: pid → command line."""
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # gone meanwhile
+            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            if re.search(r"sglang[.:]", command) and (process / "cwd").resolve() == folder.resolve():
+                found[process.name] = command
+    return found
 
 
 def test_jobs_share_one_server_survive_its_death_and_leave_nothing(tmp_path, model, smollm2_folder):
@@ -63,6 +70,7 @@ def test_jobs_share_one_server_survive_its_death_and_leave_nothing(tmp_path, mod
         for path in tmp_path.glob("state/server/*/*/server.json"):
             published = json.loads(path.read_bytes())
     assert published["state"] == "ready"
+    assert servers(tmp_path), "a check that cannot see them proves nothing below"
     os.killpg(published["pgid"], signal.SIGKILL)
     for running in jobs:
         _, said = running.communicate(timeout=400)
@@ -75,4 +83,4 @@ def test_jobs_share_one_server_survive_its_death_and_leave_nothing(tmp_path, mod
     deadline = time.monotonic() + 20
     while servers(tmp_path) and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert servers(tmp_path) == []
+    assert servers(tmp_path) == {}
