@@ -18,6 +18,7 @@ import sys
 import time
 
 EOS = 2
+PROBE = [1, 2, 3]  # what eyas asks to see whether a server is ready
 REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 429: "Too Many Requests", 503: "Service Unavailable"}
 
 
@@ -121,6 +122,9 @@ class Server:
             output_ids, kind = [EOS], "stop"
         reason = {"type": kind, "matched": EOS} if kind == "stop" else {"type": kind, "length": len(output_ids)}
         self.answers += 1
+        if self.options.answered and ids != PROBE:
+            with open(self.options.answered, "a") as file:
+                file.write(f"{hash(tuple(ids))}\n")
         limit = self.fault.get("exit_after")
         if limit is not None and self.answers > limit:
             print("asked to crash", flush=True)
@@ -171,6 +175,7 @@ def add_options(parser):
     parser.add_argument("--version", default="0.5.23")
     parser.add_argument("--context", type=int, default=4096, help="longer inputs are refused with 400")
     parser.add_argument("--starts", help="file that gets a line (pid, CUDA_VISIBLE_DEVICES) at each start")
+    parser.add_argument("--answered", help="file that gets a line (a hash of the prompt) at each answer but a probe's")
     parser.add_argument("--delay-s", type=float, default=0, help="loading: seconds before it listens")
     parser.add_argument("--answer-s", type=float, default=0, help="seconds that each answer takes")
     parser.add_argument("--children", type=int, default=0, help="processes that it forks (see fork_children)")

@@ -6,102 +6,23 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
 import yaml
 
-from conftest import HUB, ROOT, SNAKEMAKE
+from conftest import ROOT, SNAKEMAKE
+from workflow_copy import Workflow, make_workflow
 
-PARTS = ("Snakefile", "rules", "scripts", "config", "profiles", "envs")
 DATASETS = ("A2_kimik25", "B3_magicoder", "B5_openthoughts")
 PROMPTS = "prepared/B5_openthoughts/prompts.jsonl"
-
-
-class Workflow:
-    """A copy of the workflow with its own working directory."""
-
-    def __init__(self, root):
-        self.root, self.work = root, root / "work"
-
-    def run(self, *args, expect=0):
-        command = [
-            SNAKEMAKE,
-            "--directory",
-            self.work,
-            "--configfile",
-            self.root / "test.yaml",
-            "--replace-workflow-config",
-            *args,
-        ]
-        done = subprocess.run(command, cwd=self.root, capture_output=True, text=True, timeout=300)
-        output = done.stdout + done.stderr
-        assert done.returncode == expect, output
-        return output
-
-    def planned(self, *targets):
-        """{rule: [wildcard or ""]} of a dry run, without `all`."""
-        jobs = {}
-        output = self.run("-n", "--", *targets)
-        for rule, body in re.findall(r"^(?:local)?rule (\w+):\n((?:    .*\n)+)", output, re.MULTILINE):
-            dataset = re.search(r"wildcards: dataset=(\w+)", body)
-            jobs.setdefault(rule, []).append(dataset.group(1) if dataset else "")
-        jobs.pop("all", None)
-        return jobs
-
-    def config(self, change):
-        path = self.root / "test.yaml"
-        config = yaml.safe_load(path.read_text())
-        change(config)
-        path.write_text(yaml.safe_dump(config))
-
-    def snapshot(self):
-        """Every file of the working directory with its time and size (Snakemake's own folder left out)."""
-        files = (p for p in self.work.rglob("*") if p.is_file() and ".snakemake" not in p.parts)
-        return {str(p.relative_to(self.work)): (p.stat().st_mtime_ns, p.stat().st_size) for p in files}
-
-
-def copy_workflow(root):
-    for part in PARTS:
-        source = ROOT / part
-        if source.is_dir():
-            shutil.copytree(source, root / part, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy2(source, root / part)
 
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory, smollm2_folder):
     """Three small datasets, run to the end once."""
     root = tmp_path_factory.mktemp("finished")
-    copy_workflow(root)
-    config = yaml.safe_load((ROOT / "config/demo.yaml").read_text())
-    config["datasets"] = {name: config["datasets"][name] for name in DATASETS}
-    for name, dataset in config["datasets"].items():
-        for k, source in enumerate(dataset["sources"]):  # a copy of its own, so that tests may damage it
-            copy = root / "hub" / f"{name}-{k}"
-            shutil.copytree(HUB / source["folder"].removeprefix("../tests/data/hub/"), copy)
-            source["folder"] = f"../hub/{copy.name}"
-    shutil.copytree(smollm2_folder, root / "tokenizer")
-    config["target"] |= {
-        "tokenizer": {"folder": "../tokenizer", "files": ["*.json", "*.jinja"]},
-        # A server that answers by arithmetic: these tests are about files, not about answers.
-        **{"engine": "sglang", "model": "fake", "weights": None},
-        "sglang": {
-            **{
-                "python": sys.executable,
-                "gpus": 0,
-                "idle_s": 2,
-                "env": {"PYTHONPATH": str(ROOT / "tests/fake_sglang")},
-            },
-            "flags": {"starts": "starts.txt"},
-        },
-    }
-    config["resources"]["generate_threads"] = 1
-    (root / "test.yaml").write_text(yaml.safe_dump(config))
-    (root / "work").mkdir()
-    workflow = Workflow(root)
+    workflow = make_workflow(root, DATASETS, smollm2_folder, idle_s=2, flags={"starts": "starts.txt"})
     workflow.run("all")
     return workflow
 
@@ -225,17 +146,12 @@ def test_too_many_rejects_fail_with_the_reasons_and_no_output(workflow):
 def test_a_run_killed_in_the_middle_is_finished_by_the_next(workflow):
     shutil.rmtree(workflow.work)
     workflow.work.mkdir()
-    command = [
-        SNAKEMAKE,
-        "--directory",
-        workflow.work,
-        "--configfile",
-        workflow.root / "test.yaml",
-        "--replace-workflow-config",
-        "all",
-    ]
     run = subprocess.Popen(
-        command, cwd=workflow.root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        workflow.command("all"),
+        cwd=workflow.root,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
     deadline = time.monotonic() + 60
     while not list(workflow.work.glob("prepared/*/.*.partial")) and time.monotonic() < deadline and run.poll() is None:

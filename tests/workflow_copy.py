@@ -1,0 +1,84 @@
+"""A copy of the workflow for tests that run Snakemake: small datasets, a server that answers by arithmetic."""
+
+import re
+import shutil
+import subprocess
+import sys
+
+import yaml
+
+from conftest import HUB, ROOT, SNAKEMAKE
+
+PARTS = ("Snakefile", "rules", "scripts", "config", "profiles", "envs")
+
+
+class Workflow:
+    """A copy of the workflow with its own working directory."""
+
+    def __init__(self, root):
+        self.root, self.work = root, root / "work"
+
+    def command(self, *args):
+        own = ("--directory", self.work, "--configfile", self.root / "test.yaml", "--replace-workflow-config")
+        return [SNAKEMAKE, *own, *args]
+
+    def run(self, *args, expect=0):
+        done = subprocess.run(self.command(*args), cwd=self.root, capture_output=True, text=True, timeout=300)
+        output = done.stdout + done.stderr
+        assert done.returncode == expect, output
+        return output
+
+    def planned(self, *targets):
+        """{rule: [wildcard or ""]} of a dry run, without `all`."""
+        jobs = {}
+        output = self.run("-n", "--", *targets)
+        for rule, body in re.findall(r"^(?:local)?rule (\w+):\n((?:    .*\n)+)", output, re.MULTILINE):
+            dataset = re.search(r"wildcards: dataset=(\w+)", body)
+            jobs.setdefault(rule, []).append(dataset.group(1) if dataset else "")
+        jobs.pop("all", None)
+        return jobs
+
+    def config(self, change):
+        path = self.root / "test.yaml"
+        config = yaml.safe_load(path.read_text())
+        change(config)
+        path.write_text(yaml.safe_dump(config))
+
+    def snapshot(self):
+        """Every file of the working directory with its time and size (Snakemake's own folder left out)."""
+        files = (p for p in self.work.rglob("*") if p.is_file() and ".snakemake" not in p.parts)
+        return {str(p.relative_to(self.work)): (p.stat().st_mtime_ns, p.stat().st_size) for p in files}
+
+
+def copy_workflow(root):
+    for part in PARTS:
+        source = ROOT / part
+        if source.is_dir():
+            shutil.copytree(source, root / part, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy2(source, root / part)
+
+
+def make_workflow(root, names, tokenizer, **sglang):
+    """A workflow in `root` for some of the demo's datasets, each with source files of its own, to be damaged at will.
+
+    sglang: more of target.sglang, which is served by tests/fake_sglang.
+    """
+    copy_workflow(root)
+    config = yaml.safe_load((ROOT / "config/demo.yaml").read_text())
+    config["datasets"] = {name: config["datasets"][name] for name in names}
+    for name, dataset in config["datasets"].items():
+        for k, source in enumerate(dataset["sources"]):
+            if "folder" not in source:
+                continue
+            copy = root / "hub" / f"{name}-{k}"
+            shutil.copytree(HUB / source["folder"].removeprefix("../tests/data/hub/"), copy)
+            source["folder"] = f"../hub/{copy.name}"
+    shutil.copytree(tokenizer, root / "tokenizer")
+    config["target"] |= {"engine": "sglang", "model": "fake", "weights": None}
+    config["target"]["tokenizer"] = {"folder": "../tokenizer", "files": ["*.json", "*.jinja"]}
+    served = {"python": sys.executable, "gpus": 0, "env": {"PYTHONPATH": str(ROOT / "tests/fake_sglang")}}
+    config["target"]["sglang"] = served | sglang
+    (root / "test.yaml").write_text(yaml.safe_dump(config))
+    (root / "work").mkdir()
+    return Workflow(root)
