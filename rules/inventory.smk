@@ -52,6 +52,26 @@ use rule describe_prepared as describe_responses with:
         "benchmarks/describe_responses/{dataset}.tsv"
 
 
+rule describe_corpus:
+    """A page on what the draft is trained on: corpus, draft vocabulary, hidden states."""
+    input:
+        remade_when_blank("reports/corpus.html"),
+        corpus="corpus/stats.json",
+        vocabulary="draft_vocab/coverage.json",
+        states=[path.replace(".safetensors", ".json") for path in STATES],
+    output:
+        report("reports/corpus.html", caption="report/corpus.rst", category="Corpus"),
+    log:
+        "logs/describe_corpus.log",
+    benchmark:
+        "benchmarks/describe_corpus.tsv"
+    conda:
+        "../envs/workflow.yaml"
+    shell:
+        "python $SCRIPTS/describe_corpus.py --corpus {input.corpus:q} --vocabulary {input.vocabulary:q} "
+        "--states {input.states:q} --out {output:q} &> {log:q}"
+
+
 rule tally_records:
     """The inventory as a page; remade when a file or the settings have changed, so that it tells the truth."""
     input:

@@ -12,7 +12,7 @@ import json
 import shutil
 from pathlib import Path
 
-from eyas.chat import keep_torch_out, load_chat
+from eyas.chat import chat_of, keep_torch_out
 from eyas.chat.gguf import tokenizer_from_gguf
 from eyas.config import Target, load
 from eyas.errors import EyasError, run_command
@@ -51,12 +51,7 @@ def main(argv=None) -> int:
     keep_torch_out()
     target = Target.model_validate(args.settings) if args.settings else load(args.configfile).target
     manifest = lay_out(target, args.output_dir)
-    load_chat(
-        args.output_dir,
-        chat_format=target.chat_format,
-        trust_remote_code=target.trust_remote_code,
-        expected_tokens=target.expected_tokens,
-    )
+    chat_of(args.output_dir, target.model_dump())
     write_json(args.output_dir / "manifest.json", manifest)
     return 0
 

@@ -12,7 +12,7 @@ import os
 from functools import partial
 from pathlib import Path
 
-from eyas.chat import load_chat
+from eyas.chat import chat_of, keep_torch_out
 from eyas.config import Target, load
 from eyas.errors import run_command
 from eyas.generate import generate_responses
@@ -37,12 +37,9 @@ def main(argv=None) -> int:
     os.environ.setdefault("GOMP_SPINCOUNT", "30000")
     settings = args.settings or load(args.configfile).generate_settings(args.dataset)
     target = Target.model_validate(settings["target"])
-    chat = load_chat(
-        args.tokenizer,
-        chat_format=target.chat_format,
-        trust_remote_code=target.trust_remote_code,
-        expected_tokens=target.expected_tokens,
-    )
+    if target.engine == "sglang":
+        keep_torch_out()
+    chat = chat_of(args.tokenizer, settings["target"])
     generate_responses(
         settings,
         args.prepared_dir / args.dataset / "prompts.jsonl",

@@ -11,7 +11,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from eyas.chat import Chat, keep_torch_out, load_chat
+from eyas.chat import Chat, chat_of, keep_torch_out
 from eyas.config import Config, load, parse
 from eyas.errors import EyasError, run_command
 from eyas.prepare import probe_dataset
@@ -82,13 +82,7 @@ def main(argv=None) -> int:
     log_to_stderr()
     keep_torch_out()
     config = parse(args.config) if args.config else load(args.configfile)
-    target = config.target
-    chat = load_chat(
-        args.tokenizer,
-        chat_format=target.chat_format,
-        trust_remote_code=target.trust_remote_code,
-        expected_tokens=target.expected_tokens,
-    )
+    chat = chat_of(args.tokenizer, config.target.model_dump())
     names = args.dataset or config.names()
     with ThreadPoolExecutor(4) as pool:  # waiting for the network, mostly
         files = list(pool.map(lambda name: first_files(config, name, args.source_dir / name), names))

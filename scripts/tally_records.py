@@ -21,6 +21,7 @@ def main(argv=None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prepared-dir", type=Path, default=Path("prepared"), help="default: prepared")
     parser.add_argument("--responses-dir", type=Path, default=Path("responses"), help="default: responses")
+    parser.add_argument("--state", type=Path, default=Path("state"), help="live counters; default: state")
     parser.add_argument("--configfile", type=Path, action="append", help="instead of config/*.yaml; may be repeated")
     parser.add_argument("--config", type=json.loads, help="JSON of a whole configuration (Snakemake passes it)")
     parser.add_argument("--json", type=Path, help="write the inventory to this file")
@@ -36,7 +37,11 @@ def main(argv=None) -> int:
     args = parser.parse_args(argv)
     log_to_stderr()
     config = load(args.configfile) if args.config is None else parse(args.config)
-    result = tally(config, args.prepared_dir, args.responses_dir, command=args.command_prefix, processes=args.threads)
+    result = tally(
+        *(config, args.prepared_dir, args.responses_dir, args.state),
+        command=args.command_prefix,
+        processes=args.threads,
+    )
     if args.json:
         write_json(args.json, result)
     if args.html:

@@ -282,7 +282,6 @@ def job(stage, url):
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_killed_job_asks_at_most_twice_what_was_in_flight(stage, smollm2_folder, how):
-    command = [*job(stage, None), "--tokenizer", smollm2_folder]
     with fake_server("--answer-s", 0.2) as url:
         command = [*job(stage, url), "--tokenizer", smollm2_folder]
         process = subprocess.Popen(command, cwd=stage.folder, stderr=subprocess.DEVNULL)
@@ -295,6 +294,26 @@ def test_a_killed_job_asks_at_most_twice_what_was_in_flight(stage, smollm2_folde
         subprocess.run(command, cwd=stage.folder, check=True, capture_output=True)
         assert answers(url) <= 60 + 8
         stage.check_complete()
+
+
+def test_a_disk_that_fills_while_journaling_loses_no_answer(stage, smollm2_folder):
+    disk = stage.folder / "state"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", disk], capture_output=True).returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    try:
+        with fake_server() as url:
+            command = [*job(stage, url), "--tokenizer", smollm2_folder]
+            done = subprocess.run(command, cwd=stage.folder, capture_output=True, text=True, check=False)
+            assert done.returncode == 1 and "error: the disk is full" in done.stderr, done.stderr
+            assert "make room and run again" in done.stderr and "Traceback" not in done.stderr
+            assert 10 < answers(url) < 60 and not (stage.out / "tokenized_data.jsonl").exists()
+            subprocess.run(["mount", "-o", "remount,size=4m", disk], check=True)
+            subprocess.run(command, cwd=stage.folder, check=True, capture_output=True)
+            assert answers(url) <= 60 + 8
+            stage.check_complete()
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
 
 
 # Flags

@@ -193,3 +193,14 @@ def test_command_writes_both_forms_and_fails_only_when_strict(prepared):
     assert result["problems"][0]["state"] == "missing"
     assert (out / "tally.html").read_text().startswith("<!doctype html>")
     assert subprocess.run([*command, "--strict"], capture_output=True).returncode == 1
+
+
+def test_what_is_being_answered_is_told(prepared, tmp_path):
+    counters = {"dataset": "B1", "done": 2, "left": 1, "failed": 1, "answer_tokens": 50, "tokens_per_s": 12.5}
+    counters |= {"seconds_left": 65, "updated": "2026-11-30T06:44:07+0000"}
+    path = tmp_path / "state/generate_responses/B1/progress.json"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(orjson.dumps(counters))
+    result = tally(parse(CONFIG), prepared, tmp_path / "responses", tmp_path / "state")
+    told = "2 of 3, 1 set aside, 12 tokens/s, 1 min 5 s left (at 2026-11-30T06:44:07+0000)"
+    assert f"  B1: {told}" in as_text(result) and told in as_html(result)

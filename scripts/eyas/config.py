@@ -172,12 +172,57 @@ class Generation(Strict):
     max_failed: float = Field(0.02, ge=0, le=1, description="A larger share of prompts set aside fails the dataset.")
 
 
+class Corpus(Strict):
+    """How the token records of all datasets become what the draft is trained and judged on."""
+
+    max_tokens: int = Field(4096, ge=16, description="Longer samples are cut here, where trainable tokens remain.")
+    heldout: float = Field(
+        0.01, ge=0, lt=1, description="Share of prompts, chosen by their hash, that only judge and never train."
+    )
+
+
+class DraftVocabulary(Strict):
+    """Which tokens the draft can propose."""
+
+    size: int = Field(32000, ge=1, description="So many tokens, those that are trained on most often.")
+    ladder: tuple[int, ...] = Field(
+        (4000, 8000, 16000, 32000, 64000), description="Sizes whose coverage is reported besides."
+    )
+    warm_start: Path | None = Field(
+        None, description="A draft's model.safetensors: its map is taken over, since its lm_head belongs to it."
+    )
+
+
+class Capture(Strict):
+    """How the target's hidden states are captured."""
+
+    shards: int = Field(64, ge=1, description="Files that the training states are spread over; one job each.")
+    heldout_shards: int = Field(1, ge=1, description="The same of the held-out states.")
+    layers: tuple[int, int, int] | None = Field(
+        None,
+        description="Low, mid and high layer, as indexes into Hugging Face's output_hidden_states; null: 2, n//2, n-3.",
+    )
+    concurrency: int = Field(64, ge=1, description="Samples in flight at once.")
+    flags: dict[str, bool | int | float | str | list[str]] = Field(
+        default_factory=dict, description="Flags of the capturing server that differ from target.sglang.flags."
+    )
+    max_quarantined: float = Field(
+        0.001, ge=0, le=1, description="A larger share of samples with states that are not finite fails the shard."
+    )
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """split → shards"""
+        return {"train": self.shards, "heldout": self.heldout_shards}
+
+
 class Resources(Strict):
     """What a rule asks of the machine."""
 
     prepare_threads: int = Field(2, ge=1, description="Worker processes (one thread each) that tokenize one dataset.")
     prepare_mem_mb: int = Field(4000, ge=500, description="Memory that one prepare job asks for, in MB.")
     generate_threads: int = Field(1, ge=1, description="Threads of one generate job; those of an embedded engine.")
+    capture_mem_mb: int = Field(8000, ge=500, description="Memory that one capture job asks for, in MB.")
     generate_mem_mb: int = Field(4000, ge=500, description="Memory that one generate job asks for, in MB.")
 
 
@@ -185,6 +230,9 @@ class Config(Strict):
     target: Target
     prepare: Preparation = Preparation()
     generate: Generation = Generation()
+    corpus: Corpus = Corpus()
+    draft_vocabulary: DraftVocabulary = DraftVocabulary()
+    capture: Capture = Capture()
     probe_rows: int = Field(300, ge=1, description="Rows of each dataset that `snakemake probe` reads.")
     resources: Resources = Resources()
     datasets: dict[Name, Dataset] = Field(
@@ -246,6 +294,19 @@ class Config(Strict):
             "sampling": self.generation(name).model_dump(mode="json"),
             "target": self.target.model_dump(mode="json"),
         }
+
+    def corpus_settings(self) -> dict:
+        """Everything that `corpus/` is made with besides the records, as plain JSON."""
+        of_datasets = {"datasets": self.names(), "tokenized": self.names("tokenized_data")}
+        return {**self.corpus.model_dump(mode="json"), **of_datasets}
+
+    def vocabulary_settings(self) -> dict:
+        """Everything that `draft_vocab/` is made with besides the corpus, as plain JSON."""
+        return self.draft_vocabulary.model_dump(mode="json")
+
+    def capture_settings(self) -> dict:
+        """Everything that `hidden_states/` is made with besides the corpus, as plain JSON."""
+        return {"capture": self.capture.model_dump(mode="json"), "target": self.target.model_dump(mode="json")}
 
 
 def parse(raw: dict) -> Config:

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from eyas import pages
-from eyas.chat import Chat, load_chat
+from eyas.chat import Chat, chat_of
 from eyas.errors import EyasError
 from eyas.pages import Html, join, tag
 from eyas.records import RECORD_FILES, fault_in_prompt, fault_in_tokenized
@@ -196,8 +196,7 @@ def _examples(folder: Path, stats: dict, tokenizer: Path | None) -> Html:
         )
     if tokenizer is None:
         raise EyasError(f"{path}: token records are shown as text: name the tokenizer's folder with --tokenizer")
-    target = stats["settings"]["target"]
-    chat = load_chat(tokenizer, **{k: target[k] for k in ("chat_format", "trust_remote_code", "expected_tokens")})
+    chat = chat_of(tokenizer, stats["settings"]["target"])
     note = join(
         "Tokens that are trained on look ",
         tag("mark", "like this"),

@@ -27,6 +27,7 @@ from eyas.target.engine import Answer, Engine, Request, identity_of
 
 PROMPTS_AT_ONCE = 64  # encoded in one call of the tokenizer
 COUNTERS_EVERY_S = 5.0
+COUNTERS = "progress.json"  # beside the journals
 # What the answers do not depend on: a change makes no new journal and nothing stale.
 NOT_IN_FINGERPRINT = {"concurrency", "tries", "max_failed", "keep_cut"}
 
@@ -50,7 +51,7 @@ def generate_responses(
     identity = fingerprint(settings, chat)
     write_json(journals / f"{short(identity)}.json", identity)
     with Journal(journals / f"{short(identity)}.jsonl") as journal:
-        asking = Asking(dataset, prompts, chat, sampling, journal, journals / "progress.json")
+        asking = Asking(dataset, prompts, chat, sampling, journal, journals / COUNTERS)
         asking.run(open_engine)
         stats = _publish(settings, sampling, asking, journal, chat, out, identity, time.monotonic() - started)
     return stats
@@ -140,7 +141,7 @@ class Asking:
             "seconds_left": round(left / rate) if rate else None,
             "updated": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
-        write_json(self.counters, counters)
+        write_json(self.counters, counters, durable=False)
 
     def _prompts(self) -> Iterator[dict]:
         with open(self.prompts, "rb") as file:

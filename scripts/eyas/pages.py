@@ -279,6 +279,56 @@ def length_histogram_svg(edges: Sequence[int], counts: Sequence[int], limit: int
     )
 
 
+COLOURS = ("#3f8f83", "#d08a4e", "#5a6fb0", "#8c9bb5")  # of lines, in order
+
+
+def line_chart_svg(lines: dict[str, Sequence[tuple[float, float]]], x_label: str, y_label: str) -> Html:
+    """label → points (x > 0, y), as lines over a logarithmic x axis; y from 0 to 100 or to what there is."""
+    points = [point for line in lines.values() for point in line]
+    if not points:
+        return tag("p", "nothing to show", cls="soft")
+    xs = sorted({x for x, _ in points})
+    top_y = max(100.0, *(y for _, y in points))
+    left, top, wide, tall = 52, 16, 560, 200
+    low, high = math.log(xs[0]), math.log(xs[-1])
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        share = (math.log(x) - low) / (high - low) if high > low else 0.5
+        return left + wide * share, top + tall * (1 - y / top_y)
+
+    parts = []
+    for k in range(5):
+        y = top_y * k / 4
+        _, height = at(xs[0], y)
+        parts.append(f'<line x1="{left}" y1="{height:.1f}" x2="{left + wide}" y2="{height:.1f}" stroke="#e3e7ec"/>')
+        parts.append(f'<text x="{left - 8}" y="{height + 4:.1f}" text-anchor="end">{y:g}</text>')
+    for x in xs:
+        across, _ = at(x, 0)
+        parts.append(f'<text x="{across:.1f}" y="{top + tall + 18}" text-anchor="middle">{x:,.0f}</text>')
+    for k, (label, line) in enumerate(lines.items()):
+        colour = COLOURS[k % len(COLOURS)]
+        path = " ".join("{:.1f},{:.1f}".format(*at(x, y)) for x, y in line)
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        for x, y in line:
+            across, height = at(x, y)
+            name = html.escape(f"{label}: {y:.1f} at {x:,.0f}")
+            parts.append(
+                f'<circle cx="{across:.1f}" cy="{height:.1f}" r="4" fill="{colour}"><title>{name}</title></circle>'
+            )
+        key = left + wide + 22
+        parts.append(f'<circle cx="{key}" cy="{top + 20 + 20 * k}" r="4" fill="{colour}"/>')
+        parts.append(f'<text x="{key + 10}" y="{top + 24 + 20 * k}">{html.escape(label)}</text>')
+    middle, bottom = left + wide / 2, top + tall
+    parts.append(f'<text x="{middle}" y="{bottom + 38}" text-anchor="middle">{html.escape(x_label)}</text>')
+    turned = f'transform="rotate(-90 12 {top + tall / 2})"'
+    parts.append(f'<text x="12" y="{top + tall / 2}" text-anchor="middle" {turned}>{html.escape(y_label)}</text>')
+    width, height = left + wide + 120, bottom + 46
+    return Html(
+        f'<svg width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img" '
+        f'aria-label="{html.escape(y_label)} against {html.escape(x_label)}">{"".join(parts)}</svg>'
+    )
+
+
 def _bound(edges: Sequence[int], k: int) -> str:
     """edges[k] as a label; 0 below the first, ∞ above the last."""
     if k < 0:

@@ -21,7 +21,7 @@ import orjson
 
 from eyas.adapters.base import Adapter, Filtered, Rejected, load_adapter
 from eyas.adapters.turns import check_answered, link_calls, prompt_context, split_thinking, tidy
-from eyas.chat import Chat, NotRenderable, Plan, load_chat
+from eyas.chat import Chat, NotRenderable, Plan, chat_of
 from eyas.config import Preparation
 from eyas.errors import EyasError
 from eyas.ledger import REJECTS_LISTED, Ledger, length_statistics
@@ -50,9 +50,7 @@ class Settings:
         return cls(raw, raw["dataset"], raw["produces"], adapter, Preparation.model_validate({k: raw[k] for k in keys}))
 
     def load_chat(self, folder: Path) -> Chat:
-        target = self.raw["target"]
-        keys = ("chat_format", "trust_remote_code", "expected_tokens")
-        return load_chat(folder, **{k: target[k] for k in keys})
+        return chat_of(folder, self.raw["target"])
 
 
 def prepare_dataset(

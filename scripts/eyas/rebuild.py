@@ -17,7 +17,9 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+from eyas.errors import EyasError
 from eyas.records import is_blank
+from eyas.states import Shard
 
 
 @cache
@@ -59,3 +61,12 @@ def lacks_files(manifest: Path) -> bool:
         return any((manifest.parent / f["path"]).stat().st_size != f["bytes"] for f in files)
     except (OSError, ValueError, KeyError, TypeError):
         return True
+
+
+def is_no_shard(path: Path) -> bool:
+    """Whether a file of hidden states is not whole: another format, or cut."""
+    try:
+        Shard(path)
+    except EyasError:
+        return True
+    return False

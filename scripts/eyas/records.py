@@ -23,11 +23,12 @@ def content_id(messages: list[dict], tools: list | None = None) -> str:
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
+def whole_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     """Open `path` for writing; it appears under its name only when the block ends well.
 
     The bytes go to a hidden neighbour, reach the disk, and are renamed: a job that is killed at any
-    moment leaves either the former file or the whole new one.
+    moment leaves either the former file or the whole new one. durable: false spares the wait for the
+    disk, for what may be lost with the machine.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
@@ -35,20 +36,27 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         with open(partial, "wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         os.replace(partial, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        if durable:
+            sync_folder(path.parent)
     finally:
         partial.unlink(missing_ok=True)
 
 
-def write_json(path: Path, value) -> None:
+def sync_folder(folder: Path) -> None:
+    """Bring a folder's entries to the disk: a rename in it survives a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, value, *, durable: bool = True) -> None:
     """Write `value` as indented JSON, whole or not at all."""
-    with whole_file(path) as file:
+    with whole_file(path, durable=durable) as file:
         file.write(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 

@@ -21,7 +21,8 @@ import orjson
 from eyas import pages
 from eyas.config import DECIDES_NOTHING, Config
 from eyas.errors import EyasError
-from eyas.progress import Progress
+from eyas.generate import COUNTERS
+from eyas.progress import Progress, duration
 from eyas.records import RECORD_FILES, fault_in_prompt, fault_in_tokenized, is_blank
 
 TOKENIZED, AWAITING, ANSWERED, ANSWERS = "tokenized", "awaiting inference", "answered", "answers"
@@ -54,17 +55,25 @@ class Piece:
 
 
 def tally(
-    config: Config, prepared: Path, responses: Path | None = None, *, command: str = "snakemake", processes: int = 1
+    config: Config,
+    prepared: Path,
+    responses: Path | None = None,
+    state: Path | None = None,
+    *,
+    command: str = "snakemake",
+    processes: int = 1,
 ) -> dict:
     """Count the valid records of every dataset of `config` in the folders `prepared` and `responses`, as plain JSON.
 
-    command: how Snakemake is called in the working directory, for the commands that mend a problem.
+    state: with the live counters of what is being answered (default: state, beside prepared). command: how Snakemake
+    is called in the working directory, for the commands that mend a problem.
 
     {"settings_fingerprint",
      "stages": {"prepared": {"rows": [{"dataset", "class", "state", "records", "tokens", "trainable_tokens",
                                        "bytes", "what", "command"}],
                              "classes": {class: {"datasets", "records", "tokens", "trainable_tokens"}}}},
-     "total": as a class, "problems": [{"stage", "dataset", "state", "what", "command"}]}
+     "total": as a class, "problems": [{"stage", "dataset", "state", "what", "command"}],
+     "underway": [the live counters (generate.COUNTERS) of each dataset that has no answers yet]}
 
     state: ok, missing, empty, damaged or stale; `what` [str]: everything that is wrong; `command`: what rebuilds
     it, None when ok. The first tokens of a prompt dataset are those that the target will read.
@@ -88,7 +97,17 @@ def tally(
             for p, r in zip(pieces, rows, strict=True)
             if r["state"] != "ok"
         ],
+        "underway": _underway(config, state or prepared.with_name("state"), responses),
     }
+
+
+def _underway(config: Config, state: Path, responses: Path) -> list[dict]:
+    found = []
+    for name in config.names():
+        path = state / "generate_responses" / name / COUNTERS
+        if path.exists() and not _answers(responses, name).exists():
+            found.append(orjson.loads(path.read_bytes()))
+    return found
 
 
 def settings_fingerprint(config: Config) -> str:
@@ -373,6 +392,8 @@ def as_text(result: dict) -> str:
         else:
             cells = [c.ljust(w) if k < 2 else c.rjust(w) for k, (c, w) in enumerate(zip(line, widths, strict=True))]
             text.append("  ".join(cells).rstrip())
+    if result["underway"]:
+        text += ["", "Being answered, or stopped while it was:", *(f"  {_counters(c)}" for c in result["underway"])]
     if result["problems"]:
         text += ["", "Not as it should be; the line below each rebuilds it:"]
     for problem in result["problems"]:
@@ -404,6 +425,10 @@ def as_html(result: dict) -> str:
                 "Needs attention", pages.table(["dataset", "state", "what, and the command"], rows), note=note
             )
         )
+    if result["underway"]:
+        note = "Live counters; those of a run that was stopped stand still, and the next run goes on from there."
+        rows = [[c["dataset"], _counters(c).partition(": ")[2]] for c in result["underway"]]
+        body.append(pages.section("Being answered", pages.table(["dataset", "how far"], rows), note=note))
     for name, stage in result["stages"].items():
         rows = []
         for label, sums in stage["classes"].items():
@@ -419,6 +444,13 @@ def as_html(result: dict) -> str:
         heads = ["dataset", "state", "valid records", "tokens", "trainable tokens"]
         body.append(pages.section(f"{name}/", pages.table(heads, rows, numeric={2, 3, 4}), note=note))
     return pages.page("Inventory of the records", *body)
+
+
+def _counters(c: dict) -> str:
+    left = "" if c["seconds_left"] is None else f", {duration(c['seconds_left'])} left"
+    failed = f", {c['failed']:,} set aside" if c["failed"] else ""
+    rate = f"{c['tokens_per_s']:,.0f} tokens/s"
+    return f"{c['dataset']}: {c['done']:,} of {c['done'] + c['left']:,}{failed}, {rate}{left} (at {c['updated']})"
 
 
 def _numbers(sums: dict, label: str) -> tuple[str, str, str]:

@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from eyas.chat.kimi import KimiFormat
@@ -119,6 +120,12 @@ def _layout(plan: Plan, texts: list[str]) -> list[tuple]:
 def keep_torch_out() -> None:
     """For commands that need tokenizers only: transformers then starts without torch, 2 s and 100 MB lighter."""
     sys.modules.setdefault("torch", None)
+
+
+def chat_of(folder: Path, target: Mapping) -> Chat:
+    """Load the tokenizer in `folder` as a target's settings (config.Target, as a dict) say."""
+    keys = ("chat_format", "trust_remote_code", "expected_tokens")
+    return load_chat(folder, **{key: target[key] for key in keys})
 
 
 def load_chat(folder: Path, *, chat_format: str, trust_remote_code: bool, expected_tokens: dict[str, int]) -> Chat:

@@ -22,7 +22,8 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 
 from eyas.config import Generation
 from eyas.errors import EyasError
-from eyas.target.engine import Answer, Refusal, Request, seed_of
+from eyas.target.capture_hook import as_bytes
+from eyas.target.engine import Answer, Captured, CaptureRequest, Refusal, Request, seed_of
 
 ATTENTION = "eyas_pens"
 PROMPT_TOKENS = 1024  # a step takes prompts until they have so many tokens
@@ -37,7 +38,8 @@ class Embedded:
     """Answers with a model in this process.
 
     model: a folder or a Hub repository. stop_ids: tokens that end an answer; None: the model's own. context: most
-    tokens of a prompt and its answer; None: the model's own limit. Threads are torch's setting.
+    tokens of a prompt and its answer; None: the model's own limit. layers: whose states `capture` gives, as indexes
+    into output_hidden_states. Threads are torch's setting.
     """
 
     def __init__(
@@ -47,8 +49,9 @@ class Embedded:
         stop_ids: set[int] | None = None,
         device: str | None = None,
         context: int | None = None,
+        layers: tuple[int, ...] | None = None,
     ):
-        self.name = Path(model).name
+        self.name, self.layers = Path(model).name, layers
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         try:
             self.model = AutoModelForCausalLM.from_pretrained(model, dtype="auto", attn_implementation=ATTENTION)
@@ -107,7 +110,47 @@ class Embedded:
                 row.output.append(token)
             yield from self._finished(pens)
 
-    def _refusal(self, request: Request) -> Refusal | None:
+    def capture(self, requests: Iterable[CaptureRequest], concurrency: int) -> Iterator[Captured | Refusal]:
+        """See engine.Engine; samples are prefilled together until they have PROMPT_TOKENS."""
+        batch: list[CaptureRequest] = []
+        for request in requests:
+            if refusal := self._refusal(request):
+                yield refusal
+                continue
+            batch.append(request)
+            if sum(len(r.input_ids) for r in batch) >= PROMPT_TOKENS or len(batch) == concurrency:
+                yield from self._capture(batch)
+                batch = []
+        yield from self._capture(batch)
+
+    @torch.inference_mode()
+    def _capture(self, batch: list[CaptureRequest]) -> list[Captured]:
+        if not batch:
+            return []
+        step, pens, ids, positions = _Step(), {}, [], []
+        for request in batch:
+            pen = _pen_for(pens, len(request.input_ids))
+            pen.rows.append(_Row(request.id, request.input_ids, 0, 0.0, torch.Generator()))
+            start = len(ids)
+            ids += request.input_ids
+            positions += range(len(request.input_ids))
+            step.joining.append(_Joining(pen, len(pen.rows) - 1, start, len(ids)))
+        out = self.model.get_decoder()(
+            input_ids=torch.tensor([ids], device=self.device),
+            position_ids=torch.tensor([positions], device=self.device),
+            use_cache=False,
+            output_hidden_states=True,
+            eyas_step=step,
+        )
+        states = [*(out.hidden_states[layer][0] for layer in self.layers), out.last_hidden_state[0]]
+        *aux, last = (state.to(torch.bfloat16).cpu() for state in states)
+        aux = torch.cat(aux, dim=-1)  # [tokens, layers · H]
+        for request, join in zip(batch, step.joining, strict=True):
+            rows = slice(join.start, join.stop)
+            request.slot.write(0, as_bytes(aux[rows]), as_bytes(last[rows]))
+        return [Captured(request.id) for request in batch]
+
+    def _refusal(self, request: Request | CaptureRequest) -> Refusal | None:
         if len(request.input_ids) >= self.context:
             detail = f"{len(request.input_ids)} tokens leave no room for an answer in a context of {self.context}"
             return Refusal(request.id, "prompt_too_long", detail)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from eyas.config import Generation, Target
+from eyas.states import Slot
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,22 @@ class Refusal:
     detail: str
 
 
+@dataclass(frozen=True)
+class CaptureRequest:
+    """One sample whose hidden states belong in `slot`; the id is unique within the call."""
+
+    id: str
+    input_ids: list[int]
+    slot: Slot
+
+
+@dataclass(frozen=True)
+class Captured:
+    """The rows of a request are written."""
+
+    id: str
+
+
 class Engine(Protocol):
     """A way to ask the target."""
 
@@ -46,6 +63,12 @@ class Engine(Protocol):
 
         `requests` may be endless and slow: an engine holds at most `sampling.concurrency` of them. EyasError when the
         target is gone for good; what was given until then is good.
+        """
+
+    def capture(self, requests: Iterable[CaptureRequest], concurrency: int) -> Iterator[Captured | Refusal]:
+        """One Captured or Refusal for each request, in any order, as they come; at most `concurrency` at once.
+
+        Rows: bf16; aux: the states of the configured layers, low, mid, high; last: after the final norm.
         """
 
 

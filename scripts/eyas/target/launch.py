@@ -7,6 +7,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from eyas.config import Sglang, Target
@@ -31,10 +32,29 @@ if out["version"] == sys.argv[1]:
 print("EYAS" + json.dumps(out))
 """
 CHECK_TIMEOUT_S = 300
+OWN_FLAGS = {"model-path", "model", "host", "port", "forward-hooks"}
+OWN_FLAGS |= {"enable-return-aux-hidden-states", "return-aux-hidden-state-layer-ids"}
+
+
+@dataclass(frozen=True)
+class Capturing:
+    """What an engine that captures hidden states must know before it starts.
+
+    layers: indexes into Hugging Face's output_hidden_states. architecture: the target's, as its config.json names it.
+    default: whether they are what SGLang captures by itself. flags: of the server, where they differ from those that
+    generate.
+    """
+
+    layers: tuple[int, int, int]
+    default: bool
+    architecture: str
+    flags: dict
 
 
 @contextmanager
-def open_engine(target: Target, state: Path, threads: int | None = None) -> Iterator[Engine]:
+def open_engine(
+    target: Target, state: Path, threads: int | None = None, capturing: Capturing | None = None
+) -> Iterator[Engine]:
     """The target's engine, ready to be asked.
 
     state: folder of servers and their logs (state/server). threads: of the embedded engine (None: as torch chooses).
@@ -46,31 +66,87 @@ def open_engine(target: Target, state: Path, threads: int | None = None) -> Iter
 
         if threads:
             torch.set_num_threads(threads)
-        yield Embedded(target.model)
+        yield Embedded(target.model, layers=capturing.layers if capturing else None)
         return
     from eyas.target.server import WarmServer
     from eyas.target.sglang import RunningServer, SglangEngine, probe
 
     sglang = target.sglang
+    folder = state / socket.gethostname()  # keeper and clients meet by locks and signals: one host
+    tickets = (folder / "tickets").absolute() if capturing else None
     if sglang.url is not None:
+        if capturing:
+            raise EyasError(
+                "target.sglang.url: a server that runs already has no capture hook: leave url out, and eyas starts one"
+            )
         with RunningServer(sglang.url, target.model) as server:
             yield SglangEngine(server)
         return
     check_flags(target, state)
+    if capturing:
+        refuse_flags(capturing.flags, "capture.flags")
+        tickets.mkdir(parents=True, exist_ok=True)
+        target = capturing_target(target, capturing, tickets)
+        sglang = target.sglang
+        ask_flags(target, state / "capture")
     deciding = sglang.model_dump(mode="json", include={"python", "version", "flags", "env", "gpus"})
     with WarmServer(
         command=command(target),
         env=sglang.env,
         gpus=sglang.gpus,
         fingerprint={"model": target.model, **deciding},
-        folder=state / socket.gethostname(),  # keeper and clients meet by locks and signals: one host
+        folder=folder,
         probe=probe,
         ready_timeout_s=sglang.ready_timeout_s,
         idle_s=sglang.idle_s,
         restarts=sglang.restarts,
         restart_window_s=sglang.restart_window_s,
     ) as server:
-        yield SglangEngine(server)
+        yield SglangEngine(server, tickets)
+
+
+def capturing_target(target: Target, capturing: Capturing, tickets: Path) -> Target:
+    """The target with the flags of a server that captures.
+
+    `--enable-return-aux-hidden-states` makes the model keep the layers' states; EAGLE3 names the convention only, no
+    draft is loaded. A cached prefix has no states: no radix cache. Hooks are not called from a replayed graph: none in
+    prefill.
+    """
+    scripts = str(Path(__file__).resolve().parents[2])
+    hook = {
+        "name": "eyas-capture",
+        "target_modules": ["logits_processor", "*.logits_processor"],
+        "hook_factory": "eyas.target.capture_hook:factory",
+        "config": {"tickets": str(tickets)},
+    }
+    flags = {
+        "cuda-graph-backend-prefill": "disabled",
+        **{k.replace("_", "-"): v for k, v in (target.sglang.flags | capturing.flags).items()},
+        "enable-return-aux-hidden-states": True,
+        "speculative-algorithm": "EAGLE3",
+        "disable-radix-cache": True,
+        "forward-hooks": json.dumps([hook]),
+    }
+    if (ids := layer_flags(capturing)) is not None:
+        flags["return-aux-hidden-state-layer-ids"] = ids
+    path = os.pathsep.join(filter(None, [scripts, target.sglang.env.get("PYTHONPATH")]))
+    served = target.sglang.model_copy(update={"flags": flags, "env": {**target.sglang.env, "PYTHONPATH": path}})
+    return target.model_copy(update={"sglang": served})
+
+
+def layer_flags(capturing: Capturing) -> list[str] | None:
+    """The ids that make SGLang 0.5.23 capture these layers; None: its own choice is these.
+
+    The same tensors have different numbers there: Llama and most others add 1 to each id; DeepSeek-V2's module, which
+    Kimi's is, adds 1 only when the first id is 1 (set_eagle3_layers_to_capture in its models/llama.py, deepseek_v2.py).
+    """
+    if capturing.default:
+        return None
+    if capturing.architecture.startswith(("Deepseek", "Kimi")):
+        if capturing.layers[0] == 1:
+            raise EyasError("capture.layers: SGLang cannot capture layer 1 of this target: start at 2 or above")
+        return [str(layer) for layer in capturing.layers]
+    return [str(layer - 1) for layer in capturing.layers]
 
 
 def command(target: Target) -> list[str]:
@@ -92,17 +168,27 @@ def arguments(sglang: Sglang) -> list[str]:
 
 
 def check_flags(target: Target, state: Path) -> None:
-    """Refuse what the server's own version would not take, before anything starts; EyasError names the key.
+    """Refuse what the server's own version would not take, and what eyas sets itself, before anything starts."""
+    refuse_flags(target.sglang.flags, "target.sglang.flags")
+    ask_flags(target, state)
+
+
+def refuse_flags(flags: dict, where: str) -> None:
+    """EyasError for a flag that is not the user's to set."""
+    for key in flags:
+        plain = key.removeprefix("--").replace("_", "-")
+        if plain.startswith("speculative"):
+            raise EyasError(f"{where}.{key}: answers and states come from the plain target: leave it out")
+        if plain in OWN_FLAGS:
+            raise EyasError(f"{where}.{key}: eyas sets this itself: leave it out")
+
+
+def ask_flags(target: Target, state: Path) -> None:
+    """Let the server's own version parse the target's flags; EyasError names the key.
 
     Asking takes ten seconds or more (the interpreter imports SGLang), so what was found sound is remembered in `state`.
     """
     sglang = target.sglang
-    for key in sglang.flags:
-        plain = key.removeprefix("--").replace("_", "-")
-        if plain.startswith("speculative"):
-            raise EyasError(f"target.sglang.flags.{key}: answers come from the plain target: leave it out")
-        if plain in ("model-path", "model", "host", "port"):
-            raise EyasError(f"target.sglang.flags.{key}: eyas sets this itself: leave it out")
     asked = json.dumps([sglang.python, sglang.version, sglang.env, arguments(sglang)])
     remembered = state / "flags.json"
     try:

@@ -6,20 +6,28 @@ growing pauses; what fails `tries` times is set aside.
 """
 
 import asyncio
+import os
 import random
+import secrets
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from itertools import count
+from pathlib import Path
 from typing import Protocol
 
 import orjson
 
 from eyas.config import Generation
 from eyas.errors import EyasError
-from eyas.target.engine import Answer, Refusal, Request, seed_of
+from eyas.records import write_json
+from eyas.target.engine import Answer, Captured, CaptureRequest, Refusal, Request, seed_of
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 SLOWEST_TOKENS_PER_S = 1.0  # a slower answer counts as hung
+CAPTURE_TRIES = 5
+WRITTEN_WITHIN_S = 120  # after the answer: states that are not there by then do not come
 TOO_LONG = ("longer than", "context length", "maximum", "too long", "exceeds")
 
 
@@ -33,41 +41,129 @@ class Server(Protocol):
 
 
 class SglangEngine:
-    """Asks one server."""
+    """Asks one server. tickets: the folder that its capture hook looks into; None: it has no such hook."""
 
-    def __init__(self, server: Server):
-        self.server = server
+    def __init__(self, server: Server, tickets: Path | None = None):
+        self.server, self.tickets = server, tickets
 
     def generate(self, requests: Iterable[Request], sampling: Generation) -> Iterator[Answer | Refusal]:
         """See engine.Engine. The event loop runs while the caller waits for the next answer."""
+        asked = _Generation(sampling, context_of(self.server.url))
+        return self._fly(requests, asked, sampling.concurrency, sampling.tries)
+
+    def capture(self, requests: Iterable[CaptureRequest], concurrency: int) -> Iterator[Captured | Refusal]:
+        """See engine.Engine. The server writes the rows itself (capture_hook), which must see these paths."""
+        asked = _Capture(self.tickets, context_of(self.server.url))
+        return self._fly(requests, asked, concurrency, CAPTURE_TRIES)
+
+    def _fly(self, requests: Iterable, asked: "_Asked", concurrency: int, tries: int) -> Iterator:
         loop = asyncio.new_event_loop()
-        flight = _Flight(self.server, sampling, loop)
+        flight = _Flight(self.server, asked, tries, loop)
         try:
-            yield from flight.run(iter(requests))
+            yield from flight.run(iter(requests), concurrency)
         finally:
             loop.run_until_complete(flight.close())
             loop.run_until_complete(loop.shutdown_default_executor())
             loop.close()
 
 
+class _Asked(Protocol):
+    """What /generate is asked for."""
+
+    tokens: int  # most tokens of one answer
+
+    def body(self, request) -> dict | Refusal:
+        """The request's JSON; called before each try."""
+
+    async def read(self, request, content: bytes, seconds: float) -> object | str:
+        """The result in a response, or what is wrong with it: then the request is tried again."""
+
+
+class _Generation:
+    """Answers."""
+
+    def __init__(self, sampling: Generation, context: int):
+        self.sampling, self.context, self.tokens = sampling, context, sampling.max_new_tokens
+
+    def body(self, request: Request) -> dict | Refusal:
+        s, most = self.sampling, self._most(request)
+        if most < 1:
+            return _too_long(request, self.context)
+        params = {"temperature": s.temperature, "max_new_tokens": most}
+        if s.temperature > 0:  # the seed counts only with --enable-deterministic-inference
+            params |= {"top_p": s.top_p, "sampling_seed": seed_of(s, request.id)}
+        return {"input_ids": request.input_ids, "sampling_params": params}
+
+    async def read(self, request: Request, content: bytes, seconds: float) -> Answer | str:
+        return read_answer(request, content, seconds, self._most(request))
+
+    def _most(self, request: Request) -> int:
+        # SGLang refuses a prompt that leaves less room than max_new_tokens asks for: ask for what there is.
+        return min(self.sampling.max_new_tokens, self.context - len(request.input_ids) - 1)
+
+
+class _Capture:
+    """Hidden states: one token is asked for, since SGLang prefills nothing for none, and forgotten."""
+
+    tokens = 1
+
+    def __init__(self, tickets: Path, context: int):
+        self.tickets, self.context, self.number = tickets, context, count()
+        self.rids: dict[str, str] = {}  # request id → the newest try's
+
+    def body(self, request: CaptureRequest) -> dict | Refusal:
+        if len(request.input_ids) + 2 > self.context:
+            return _too_long(request, self.context)
+        self._forget(request)
+        # Of this try alone: what an earlier one still writes is the same rows, and must not pass for this one's.
+        rid = f"{os.getpid()}-{next(self.number)}-{secrets.token_hex(4)}"
+        self.rids[request.id] = rid
+        write_json(self.tickets / f"{rid}.json", asdict(request.slot), durable=False)
+        params = {"temperature": 0, "max_new_tokens": 1}
+        return {"rid": rid, "input_ids": request.input_ids, "sampling_params": params}
+
+    async def read(self, request: CaptureRequest, content: bytes, seconds: float) -> Captured | str:
+        answer = read_answer(request, content, seconds, 1)
+        if isinstance(answer, str):
+            return answer
+        path, deadline = self.tickets / self.rids[request.id], time.monotonic() + WRITTEN_WITHIN_S
+        while not path.with_suffix(".done").exists():
+            if path.with_suffix(".failed").exists():
+                return f"the server could not write the states: {path.with_suffix('.failed').read_text()}"
+            if time.monotonic() > deadline:
+                return f"the server answered, and wrote fewer than {request.slot.rows} rows of states"
+            await asyncio.sleep(0.002)
+        self._forget(request)
+        return Captured(request.id)
+
+    def _forget(self, request: CaptureRequest) -> None:
+        if rid := self.rids.pop(request.id, None):
+            for suffix in ("json", "done", "failed"):
+                (self.tickets / f"{rid}.{suffix}").unlink(missing_ok=True)
+
+
+def _too_long(request: Request | CaptureRequest, context: int) -> Refusal:
+    detail = f"{len(request.input_ids):,} tokens, the target's context holds {context:,}"
+    return Refusal(request.id, "prompt_too_long", detail)
+
+
 class _Flight:
     """The requests in flight."""
 
-    def __init__(self, server: Server, sampling: Generation, loop: asyncio.AbstractEventLoop):
-        self.server, self.sampling, self.loop = server, sampling, loop
+    def __init__(self, server: Server, asked: _Asked, tries: int, loop: asyncio.AbstractEventLoop):
+        self.server, self.asked, self.tries, self.loop = server, asked, tries, loop
         self.tasks: set[asyncio.Task] = set()
         self.landed: deque[asyncio.Task] = deque()
         self.wake = asyncio.Event()
         self.mending = asyncio.Lock()  # one waits for the server, the others wait for that one
         self.generation = 0  # of the server: grows when it came back
         self.session = None
-        self.context = context_of(server.url)
 
-    def run(self, requests: Iterator[Request]) -> Iterator[Answer | Refusal]:
+    def run(self, requests: Iterator, concurrency: int) -> Iterator:
         self.loop.run_until_complete(self._open())
         more = True
         while more or self.tasks or self.landed:
-            while more and len(self.tasks) < self.sampling.concurrency:
+            while more and len(self.tasks) < concurrency:
                 request = next(requests, None)
                 if request is None:
                     more = False
@@ -84,7 +180,7 @@ class _Flight:
     async def _open(self) -> None:
         import aiohttp
 
-        limit = 60 + self.sampling.max_new_tokens / SLOWEST_TOKENS_PER_S
+        limit = 60 + self.asked.tokens / SLOWEST_TOKENS_PER_S
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=limit)
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
         self.session = aiohttp.ClientSession(connector=connector, timeout=timeout)
@@ -101,25 +197,22 @@ class _Flight:
         self.landed.append(task)
         self.wake.set()
 
-    async def _ask(self, request: Request) -> Answer | Refusal:
+    async def _ask(self, request) -> object:
         import aiohttp
 
-        # SGLang refuses a prompt that leaves less room than max_new_tokens asks for: ask for what there is.
-        most = min(self.sampling.max_new_tokens, self.context - len(request.input_ids) - 1)
-        if most < 1:
-            detail = f"{len(request.input_ids):,} tokens, the target's context holds {self.context:,}"
-            return Refusal(request.id, "prompt_too_long", detail)
-        params = self._sampling_params(request.id, most)
-        body = orjson.dumps({"input_ids": request.input_ids, "sampling_params": params})
         headers = {"Content-Type": "application/json"}
         detail = ""
-        for attempt in range(self.sampling.tries):
+        for attempt in range(self.tries):
             if attempt:
                 await asyncio.sleep(self._pause(attempt))
+            body = self.asked.body(request)
+            if isinstance(body, Refusal):
+                return body
+            data = orjson.dumps(body)
             generation = self.generation
             started = time.monotonic()
             try:
-                async with self.session.post(f"{self.server.url}/generate", data=body, headers=headers) as response:
+                async with self.session.post(f"{self.server.url}/generate", data=data, headers=headers) as response:
                     content = await response.read()
                     status, retry_after = response.status, response.headers.get("Retry-After")
             except (TimeoutError, aiohttp.ClientError, OSError) as error:
@@ -127,17 +220,17 @@ class _Flight:
                 await self._mend(generation)
                 continue
             if status == 200:
-                answer = read_answer(request, content, time.monotonic() - started, most)
-                if isinstance(answer, Answer):
-                    return answer
-                detail = answer
+                result = await self.asked.read(request, content, time.monotonic() - started)
+                if not isinstance(result, str):
+                    return result
+                detail = result
             elif status in (400, 413, 422):
                 return refusal(request, status, content)
             else:
                 detail = f"HTTP {status}: {content[:200]!r}"
                 if status == 429 and (retry_after or "").isdigit():
                     await asyncio.sleep(min(int(retry_after), LONGEST_PAUSE_S))
-        return Refusal(request.id, "failed", f"{self.sampling.tries} tries, the last: {detail}")
+        return Refusal(request.id, "failed", f"{self.tries} tries, the last: {detail}")
 
     async def _mend(self, generation: int) -> None:
         """After a lost connection: wait until the server answers again (once for all that lost theirs)."""
@@ -150,15 +243,8 @@ class _Flight:
     def _pause(attempt: int) -> float:
         return random.uniform(0.5, 1.0) * min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**attempt)
 
-    def _sampling_params(self, request_id: str, most: int) -> dict:
-        s = self.sampling
-        params = {"temperature": s.temperature, "max_new_tokens": most}
-        if s.temperature > 0:  # the seed counts only with --enable-deterministic-inference
-            params |= {"top_p": s.top_p, "sampling_seed": seed_of(s, request_id)}
-        return params
 
-
-def read_answer(request: Request, content: bytes, seconds: float, asked_tokens: int) -> Answer | str:
+def read_answer(request: Request | CaptureRequest, content: bytes, seconds: float, asked_tokens: int) -> Answer | str:
     """The answer in a response of /generate, or what is wrong with it. asked_tokens: the most that it may have."""
     try:
         said = orjson.loads(content)
@@ -180,7 +266,7 @@ def read_answer(request: Request, content: bytes, seconds: float, asked_tokens: 
     return Answer(request.id, output_ids, kind, seconds)
 
 
-def refusal(request: Request, status: int, content: bytes) -> Refusal:
+def refusal(request: Request | CaptureRequest, status: int, content: bytes) -> Refusal:
     """Why the server does not take a prompt; asking again would not help."""
     text = content[:500].decode("utf-8", "replace")
     too_long = any(words in text.lower() for words in TOO_LONG)
@@ -262,6 +348,4 @@ def _get(url: str) -> dict:
 
 def _plain(model: str) -> str:
     """A model's name for comparison: a folder by its absolute path, a repository as it is."""
-    import os
-
     return os.path.realpath(model) if os.path.isdir(model) else model.rstrip("/")

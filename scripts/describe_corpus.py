@@ -1,0 +1,31 @@
+"""Make the report's page about the corpus, the draft vocabulary and the hidden states.
+
+    python scripts/describe_corpus.py --out reports/corpus.html
+
+Reads corpus/stats.json, draft_vocab/coverage.json and the statistics of captured shards.
+"""
+
+import argparse
+from pathlib import Path
+
+from eyas.describe_corpus import describe_corpus
+from eyas.errors import run_command
+from eyas.records import whole_file
+
+
+def main(argv=None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--corpus", type=Path, default=Path("corpus/stats.json"), help="default: corpus/stats.json")
+    default = Path("draft_vocab/coverage.json")
+    parser.add_argument("--vocabulary", type=Path, default=default, help=f"default: {default}")
+    parser.add_argument("--states", type=Path, nargs="*", default=[], help="<shard>.json of captured shards")
+    parser.add_argument("--out", type=Path, required=True, help="the page")
+    args = parser.parse_args(argv)
+    text = describe_corpus(args.corpus, args.vocabulary, args.states)
+    with whole_file(args.out) as file:
+        file.write(text.encode())
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

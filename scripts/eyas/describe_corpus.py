@@ -1,0 +1,116 @@
+"""The page about what the draft is trained on: the corpus, its split, the draft vocabulary, the captured states."""
+
+from pathlib import Path
+
+import orjson
+
+from eyas import pages
+from eyas.errors import EyasError
+from eyas.pages import Html
+
+
+def describe_corpus(corpus: Path, vocabulary: Path, states: list[Path]) -> str:
+    """corpus: stats.json; vocabulary: coverage.json; states: the statistics of each captured shard, maybe none."""
+    stats, coverage = _read(corpus), _read(vocabulary)
+    shards = [_read(path) for path in states]
+    return pages.page(
+        "Corpus, draft vocabulary, hidden states",
+        _headline(stats, coverage, shards),
+        _datasets(stats, coverage),
+        _entered(stats),
+        _lengths(stats),
+        _coverage(coverage),
+        _states(shards) if shards else "",
+        subtitle="What the draft is trained and judged on",
+    )
+
+
+def _read(path: Path) -> dict:
+    try:
+        return orjson.loads(path.read_bytes())
+    except (OSError, orjson.JSONDecodeError) as error:
+        raise EyasError(f"{path}: cannot be read ({error}): run `snakemake --force {path}`") from None
+
+
+def _headline(stats: dict, coverage: dict, shards: list[dict]) -> Html:
+    train = stats["train"]
+    facts = [
+        ("samples that train", train["samples"]),
+        ("tokens", train["tokens"]),
+        (f"trainable tokens, {pages.share(train['trainable_tokens'], train['tokens'])}", train["trainable_tokens"]),
+        ("held-out samples", stats["heldout"]["samples"]),
+        ("of trainable tokens are in the draft vocabulary", _percent(coverage["train"]["share"])),
+    ]
+    if shards:
+        facts.append(("GB of hidden states", f"{sum(s['bytes'] for s in shards) / 1e9:,.1f}"))
+    return pages.tiles(facts)
+
+
+def _datasets(stats: dict, coverage: dict) -> Html:
+    rows = []
+    for name, of_dataset in stats["by_dataset"].items():
+        train, heldout = (stats[split]["datasets"][name] for split in ("train", "heldout"))
+        covered = (_percent(coverage[split]["datasets"].get(name)) for split in ("train", "heldout"))
+        cells = [train["samples"], train["tokens"], train["trainable_tokens"], heldout["samples"]]
+        quantiles = train["length_quantiles"]
+        rows.append([name, *cells, quantiles.get("50"), quantiles.get("95"), of_dataset["duplicates"], *covered])
+    heads = ["dataset", "samples", "tokens", "trainable", "held out", "median", "95 % up to", "repeats"]
+    heads += ["covered", "covered, held out"]
+    note = "Lengths in tokens. Covered: the share of trainable tokens that the draft can propose."
+    return pages.section("By dataset", pages.table(heads, rows, numeric=set(range(1, len(heads)))), note=note)
+
+
+def _entered(stats: dict) -> Html:
+    parts = [
+        ("kept", stats["kept"], "kept"),
+        ("rejected", stats["rejected"], "rejected"),
+        ("duplicates", stats["duplicates"], "duplicates"),
+    ]
+    sum_of = " + ".join(f"{count:,} {label}" for label, count, _ in parts)
+    limit = stats["settings"]["max_tokens"]
+    note = f"{stats['rows_read']:,} records read = {sum_of}. {stats['cut']:,} were cut at {limit:,} tokens."
+    reasons = [[reason, count] for reason, count in stats["reasons"].items()]
+    table = pages.table(["reason", "records"], reasons) if reasons else ""
+    return pages.section("Where each record went", pages.stacked_bar(parts), table, note=note)
+
+
+def _lengths(stats: dict) -> Html:
+    histogram = stats["train"]["length_histogram"]
+    picture = pages.length_histogram_svg(histogram["edges"], histogram["counts"], stats["settings"]["max_tokens"])
+    return pages.section("Length in tokens, training samples", picture)
+
+
+def _coverage(coverage: dict) -> Html:
+    splits = {"training": "train", "held out": "heldout"}
+    lines = {
+        label: [(s["size"], 100 * s[split]["share"]) for s in coverage["ladder"] if s[split]["share"] is not None]
+        for label, split in splits.items()
+    }
+    rows = [[s["size"], *(_percent(s[split]["share"]) for split in splits.values())] for s in coverage["ladder"]]
+    note = (
+        f"The draft has {coverage['size']:,} of the target's {coverage['vocabulary']:,} tokens; {coverage['seen']:,} "
+        "occur in what is trained. A token that it lacks it cannot propose: the share is a ceiling of its acceptance."
+    )
+    if coverage["warm_start"]:
+        note += f" They are those of {coverage['warm_start']}."
+    picture = pages.line_chart_svg(lines, "size of the draft vocabulary (tokens)", "trainable tokens covered (%)")
+    table = pages.table(["size", *splits], rows, numeric={0, 1, 2})
+    return pages.section("Coverage of the draft vocabulary", picture, table, note=note)
+
+
+def _states(shards: list[dict]) -> Html:
+    rows = [
+        [
+            f"{s['shard']} of {s['shards']}",
+            *(s["samples"], s["tokens"], f"{s['bytes'] / 1e9:.2f}", len(s["quarantined"]), f"{s['seconds']:,.0f}"),
+        ]
+        for s in shards
+    ]
+    layers = shards[0]["metadata"]["layers"]
+    note = f"States of layers {layers} (indexes into output_hidden_states) and after the final norm, in bf16."
+    heads = ["shard", "samples", "tokens", "GB", "quarantined samples", "seconds"]
+    return pages.section("Hidden states", pages.table(heads, rows, numeric=set(range(1, 6))), note=note)
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.1f}\xa0%"

@@ -1,0 +1,308 @@
+"""A shard of hidden states: one safetensors file, many samples back to back.
+
+    input_ids  int32 [tokens]        loss_mask  uint8 [tokens]
+    aux        bf16  [tokens, 3·H]   the three layers' states, low, mid, high, side by side
+    last       bf16  [tokens, H]     the state after the final norm: what lm_head reads
+    offsets    int64 [samples + 1]   sample k: rows offsets[k] to offsets[k + 1]
+    status     uint8 [samples]       CAPTURED, or QUARANTINED: its states are not finite and must not be used
+    digests    uint8 [samples, 16]   blake2b of the sample's ids, mask, aux and last rows
+
+Sizes are known before the first state is: the file is laid out at once, rows are written where they belong by whoever
+has them (this process, or the server), and a sample is finished once it was read back and found sound. So memory does
+not grow with the shard, and a shard that was interrupted goes on where it was. It gets its name when all samples are
+finished. numpy has no bf16: its bits are handled as uint16.
+"""
+
+import hashlib
+import mmap
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import orjson
+
+from eyas.errors import EyasError
+from eyas.records import sync_folder
+
+PENDING, CAPTURED, QUARANTINED = 0, 1, 2
+DTYPES = {"I32": np.int32, "U8": np.uint8, "BF16": np.uint16, "I64": np.int64}
+ALIGNMENT = 64  # of the data behind the header
+FORMAT = "eyas-hidden-states-1"
+EXPONENT = np.uint16(0x7F80)  # of bf16: all ones in infinities and NaN
+BLOCK_ROWS = 4096
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What is fed to the target: token ids and which of them are trained on, of equal lengths."""
+
+    id: str
+    dataset: str
+    input_ids: np.ndarray
+    loss_mask: np.ndarray
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one sample's rows belong in a file: byte offsets and row widths in bytes."""
+
+    path: str
+    rows: int
+    aux: int
+    last: int
+    aux_bytes: int
+    last_bytes: int
+
+    def write(self, first: int, aux: memoryview, last: memoryview) -> None:
+        """Rows from row `first` on, as bytes. ValueError when they are more than there is room for."""
+        count = len(last) // self.last_bytes
+        if first < 0 or first + count > self.rows or len(aux) != count * self.aux_bytes:
+            raise ValueError(
+                f"rows {first} to {first + count} of {len(aux) / max(1, count):.0f} + {self.last_bytes} bytes, "
+                f"expected {self.rows} of {self.aux_bytes} + {self.last_bytes}"
+            )
+        file = os.open(self.path, os.O_WRONLY)
+        try:
+            _write_at(file, self.aux + first * self.aux_bytes, aux)
+            _write_at(file, self.last + first * self.last_bytes, last)
+        finally:
+            os.close(file)
+
+
+def _write_at(file: int, offset: int, data: memoryview) -> None:
+    while data:
+        written = os.pwrite(file, data, offset)
+        offset, data = offset + written, data[written:]
+
+
+class ShardWriter:
+    """Writes path; until it is published, path lies beside it as .<name>.partial.
+
+    metadata: strings that say what the states are (see `capture.metadata_of`); they decide whether an unfinished file
+    can be gone on with. hidden: H. layers: how many states `aux` holds side by side.
+    """
+
+    def __init__(self, path: Path, samples: Sequence[Sample], hidden: int, metadata: dict[str, str], layers: int = 3):
+        self.path, self.samples = path, samples
+        self.partial = path.with_name(f".{path.name}.partial")
+        self.offsets = np.concatenate([[0], np.cumsum([len(s.input_ids) for s in samples])]).astype(np.int64)
+        tokens = int(self.offsets[-1])
+        ids = orjson.dumps([[s.id, s.dataset] for s in samples]).decode()
+        content = hashlib.blake2b(digest_size=16)
+        for sample in samples:
+            content.update(sample.input_ids.astype(np.int32).tobytes() + sample.loss_mask.astype(np.uint8).tobytes())
+        self.layout = Layout.of(
+            {
+                "aux": ("BF16", (tokens, layers * hidden)),
+                "last": ("BF16", (tokens, hidden)),
+                "offsets": ("I64", (len(samples) + 1,)),
+                "input_ids": ("I32", (tokens,)),
+                "loss_mask": ("U8", (tokens,)),
+                "status": ("U8", (len(samples),)),
+                "digests": ("U8", (len(samples), 16)),
+            },
+            {"format": FORMAT, "samples": ids, "content": content.hexdigest(), **metadata},
+        )
+
+    def __enter__(self) -> "ShardWriter":
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = not self._goes_on()
+        if fresh:
+            with open(self.partial, "wb") as file:
+                file.write(self.layout.header)
+                file.truncate(self.layout.size)
+        self.file = open(self.partial, "r+b")
+        self.map = mmap.mmap(self.file.fileno(), self.layout.size)
+        self.arrays = self.layout.arrays(self.map)
+        if fresh:
+            self.arrays["offsets"][:] = self.offsets
+            for name in ("input_ids", "loss_mask"):
+                if self.samples:
+                    self.arrays[name][:] = np.concatenate([getattr(s, name) for s in self.samples])
+        else:  # what was finished before must be on the disk, too
+            for k in np.flatnonzero(self.arrays["status"] != PENDING):
+                if self._digest(k) != self.arrays["digests"][k].tobytes():
+                    self.arrays["status"][k] = PENDING
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self.arrays = {}
+        with suppress(BufferError):  # somebody still looks at an array: the map goes with it
+            self.map.close()
+        self.file.close()
+
+    def _goes_on(self) -> bool:
+        try:
+            with open(self.partial, "rb") as file:
+                same = file.read(len(self.layout.header)) == self.layout.header
+                return same and os.fstat(file.fileno()).st_size == self.layout.size
+        except FileNotFoundError:
+            return False
+
+    @property
+    def pending(self) -> list[int]:
+        """Indexes of the samples that are not finished."""
+        return np.flatnonzero(self.arrays["status"] == PENDING).tolist()
+
+    def slot(self, k: int) -> Slot:
+        """Where sample k's rows belong."""
+        aux, last = self.layout.tensors["aux"], self.layout.tensors["last"]
+        start, rows = int(self.offsets[k]), int(self.offsets[k + 1] - self.offsets[k])
+        return Slot(
+            str(self.partial.absolute()),
+            rows,
+            aux.start + start * aux.row_bytes,
+            last.start + start * last.row_bytes,
+            aux.row_bytes,
+            last.row_bytes,
+        )
+
+    def finish(self, k: int) -> bool:
+        """Read sample k's rows back; False when a state is not finite (then it is marked as quarantined)."""
+        finite = all(is_finite(self.arrays[name][self.offsets[k] : self.offsets[k + 1]]) for name in ("aux", "last"))
+        self.arrays["digests"][k] = np.frombuffer(self._digest(k), dtype=np.uint8)
+        self.arrays["status"][k] = CAPTURED if finite else QUARANTINED
+        return finite
+
+    def _digest(self, k: int) -> bytes:
+        return digest_of(self.arrays, k)
+
+    def publish(self) -> None:
+        """Give the file its name; every sample must be finished."""
+        if self.pending:
+            raise ValueError(f"{self.path}: {len(self.pending)} samples are not finished")
+        self.map.flush()
+        os.fsync(self.file.fileno())
+        os.replace(self.partial, self.path)
+        sync_folder(self.path.parent)
+
+
+class Shard:
+    """A published shard, mapped: arrays[name] as in the module's docstring, bf16 as uint16; metadata: strings.
+
+    EyasError when the file is not a whole shard. `verify` reads everything and compares the digests.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        try:
+            with open(path, "rb") as file:
+                self.map = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+            self.layout = Layout.read(self.map)
+            self.metadata = self.layout.metadata
+            self.arrays = self.layout.arrays(self.map)
+            self.ids = orjson.loads(self.metadata["samples"])  # [id, dataset] of each
+            offsets = self.arrays["offsets"]
+            if not (offsets[0] == 0 and offsets[-1] == len(self.arrays["input_ids"]) and (np.diff(offsets) > 0).all()):
+                raise ValueError("offsets do not go up from 0 to the number of tokens")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise EyasError(f"{path}: not a whole shard of hidden states ({error}): {self.remedy}") from None
+
+    @property
+    def remedy(self) -> str:
+        return f"run `snakemake --force {'/'.join(self.path.parts[-3:])}` to capture it again"
+
+    def __len__(self) -> int:
+        return len(self.arrays["status"])
+
+    def check(self, k: int) -> None:
+        """EyasError when the bytes of sample k are not those that were captured."""
+        if digest_of(self.arrays, k) != self.arrays["digests"][k].tobytes():
+            raise EyasError(f"{self.path}: sample {k} ({self.ids[k][0]}) is damaged (checksum): {self.remedy}")
+
+    def verify(self) -> None:
+        """EyasError when any sample is damaged."""
+        for k in range(len(self)):
+            self.check(k)
+
+
+def digest_of(arrays: dict[str, np.ndarray], k: int) -> bytes:
+    """16 bytes over sample k's ids, mask, aux and last rows."""
+    start, end = arrays["offsets"][k], arrays["offsets"][k + 1]
+    digest = hashlib.blake2b(digest_size=16)
+    for name in ("input_ids", "loss_mask", "aux", "last"):
+        digest.update(np.ascontiguousarray(arrays[name][start:end]).view(np.uint8).data)
+    return digest.digest()
+
+
+def is_finite(bits: np.ndarray) -> bool:
+    """Whether no bf16 number (its bits as uint16) is infinite or NaN."""
+    blocks = (bits[k : k + BLOCK_ROWS] for k in range(0, len(bits), BLOCK_ROWS))
+    return not any(((block & EXPONENT) == EXPONENT).any() for block in blocks)
+
+
+# The safetensors layout
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """dtype and shape as the header names them; start: byte in the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def row_bytes(self) -> int:
+        return int(np.prod(self.shape[1:], dtype=np.int64)) * np.dtype(DTYPES[self.dtype]).itemsize
+
+    @property
+    def bytes(self) -> int:
+        return self.shape[0] * self.row_bytes
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each tensor lies; header: the bytes before the data."""
+
+    tensors: dict[str, Tensor]
+    metadata: dict[str, str]
+    header: bytes
+    size: int
+
+    @classmethod
+    def of(cls, shapes: dict[str, tuple[str, tuple[int, ...]]], metadata: dict[str, str]) -> "Layout":
+        """Tensors in the order given, without gaps (safetensors allows none): the widest types first."""
+        entries, at = {"__metadata__": metadata}, 0
+        for name, (dtype, shape) in shapes.items():
+            size = Tensor(dtype, shape, 0).bytes
+            entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
+            at += size
+        text = orjson.dumps(entries)
+        text += b" " * (-(8 + len(text)) % ALIGNMENT)
+        header = len(text).to_bytes(8, "little") + text
+        tensors = {
+            name: Tensor(dtype, shape, len(header) + entries[name]["data_offsets"][0])
+            for name, (dtype, shape) in shapes.items()
+        }
+        return cls(tensors, metadata, header, len(header) + at)
+
+    @classmethod
+    def read(cls, data: mmap.mmap) -> "Layout":
+        """ValueError when the data is not a safetensors file of this format, or not all of it is there."""
+        length = int.from_bytes(data[:8], "little")
+        if len(data) < 8 + length:
+            raise ValueError("its header is cut")
+        entries = orjson.loads(data[8 : 8 + length])
+        metadata = entries.pop("__metadata__", {})
+        if metadata.get("format") != FORMAT:
+            raise ValueError(f"format is {metadata.get('format')!r}, expected {FORMAT!r}")
+        tensors = {
+            name: Tensor(e["dtype"], tuple(e["shape"]), 8 + length + e["data_offsets"][0])
+            for name, e in entries.items()
+        }
+        size = 8 + length + max(e["data_offsets"][1] for e in entries.values())
+        if len(data) != size:
+            raise ValueError(f"{len(data):,} bytes, expected {size:,}")
+        return cls(tensors, metadata, bytes(data[: 8 + length]), size)
+
+    def arrays(self, data: mmap.mmap) -> dict[str, np.ndarray]:
+        return {
+            name: np.frombuffer(data, DTYPES[t.dtype], t.bytes // np.dtype(DTYPES[t.dtype]).itemsize, t.start).reshape(
+                t.shape
+            )
+            for name, t in self.tensors.items()
+        }

@@ -1,0 +1,260 @@
+"""Shards are captured whole, by the embedded engine as Hugging Face computes the states; failures lose nothing."""
+
+import json
+import time
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from conftest import ROOT
+from eyas.capture import Shape, capture_shard, layers_of, samples_of
+from eyas.config import load
+from eyas.corpus import build_corpus
+from eyas.errors import EyasError
+from eyas.states import Sample, Shard, ShardWriter
+from eyas.target.capture_hook import CaptureHook
+from eyas.target.embedded import Embedded
+from eyas.target.engine import Captured, Refusal
+from eyas.target.launch import Capturing, capturing_target, layer_flags
+from test_corpus import SETTINGS, made_up, write
+
+CONFIG = load([ROOT / "config/demo.yaml"])
+LAYERS, HIDDEN = (2, 4, 6), 32
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    build_corpus(SETTINGS, [write(folder, "A", made_up("A", 120, 1))], folder / "corpus")
+    return folder / "corpus/train.parquet"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(3)
+    config = transformers.LlamaConfig(
+        **{"vocab_size": 500, "hidden_size": HIDDEN, "intermediate_size": 48, "num_hidden_layers": 9},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256, "eos_token_id": 2},
+    )
+    transformers.AutoModelForCausalLM.from_config(config).bfloat16().save_pretrained(folder)
+    return folder
+
+
+@contextmanager
+def opened(engine):
+    yield engine
+
+
+def capture(corpus, out, engine, shard=0, shards=1, **more):
+    settings = CONFIG.capture_settings()
+    settings["capture"] |= {"concurrency": 8, **more}
+    return capture_shard(settings, corpus, LAYERS, HIDDEN, shard, shards, lambda: opened(engine), out)
+
+
+def embedded(model, layers=LAYERS):
+    return Embedded(model, device="cpu", layers=layers)
+
+
+def states_of(model, input_ids):
+    """transformers' own: aux [tokens, 3·H], last [tokens, H]."""
+    target = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval()
+    with torch.inference_mode():
+        states = target(torch.tensor([input_ids]), output_hidden_states=True).hidden_states
+    return torch.cat([states[layer][0] for layer in LAYERS], dim=-1), states[-1][0]
+
+
+def tensor(shard, name, rows):
+    return torch.from_numpy(shard.arrays[name][rows].copy()).view(torch.bfloat16)
+
+
+def likeness(a, b):
+    """The lowest cosine of two rows, slot by slot."""
+    a, b = (x.float().view(len(x), -1, HIDDEN) for x in (a, b))
+    return torch.nn.functional.cosine_similarity(a, b, dim=-1).min().item()
+
+
+def test_shards_share_the_samples_evenly(corpus):
+    everything = samples_of(corpus, 0, 1)
+    parts = [samples_of(corpus, k, 5) for k in range(5)]
+    assert [s.id for part in parts for s in part] == [s.id for s in everything]
+    tokens = [sum(len(s.input_ids) for s in part) for part in parts]
+    assert max(tokens) - min(tokens) <= 2 * max(len(s.input_ids) for s in everything)
+    many = [samples_of(corpus, k, 300) for k in range(300)]
+    assert sum(map(len, many)) == len(everything) and any(not part for part in many)
+
+
+def test_the_embedded_engine_captures_what_transformers_computes(corpus, model, tmp_path):
+    stats = capture(corpus, tmp_path / "x.safetensors", embedded(model))
+    shard = Shard(tmp_path / "x.safetensors")
+    shard.verify()
+    assert stats["samples"] == len(shard) > 80 and stats["quarantined"] == []
+    assert stats["tokens"] == len(shard.arrays["input_ids"])
+    assert shard.metadata["layers"] == "2,4,6" and shard.metadata["tokenizer"] == "abc"
+    offsets = shard.arrays["offsets"]
+    for k in (0, 5, 40):
+        rows = slice(offsets[k], offsets[k + 1])
+        aux, last = states_of(model, shard.arrays["input_ids"][rows].tolist())
+        assert likeness(tensor(shard, "aux", rows), aux) > 0.999
+        assert likeness(tensor(shard, "last", rows), last) > 0.999
+
+
+@pytest.mark.parametrize("wrong", [(1, 4, 6), (2, 5, 6), (2, 4, 7), (4, 2, 6)])
+def test_a_wrong_layer_is_seen(corpus, model, tmp_path, wrong):
+    capture(corpus, tmp_path / "x.safetensors", embedded(model, wrong), shards=20)
+    shard = Shard(tmp_path / "x.safetensors")
+    rows = slice(*shard.arrays["offsets"][:2])
+    assert likeness(tensor(shard, "aux", rows), states_of(model, shard.arrays["input_ids"][rows].tolist())[0]) < 0.999
+
+
+class Flaky:
+    """An engine that gives up on some samples."""
+
+    def __init__(self, engine, refuses=(), dies_after=None):
+        self.engine, self.refuses, self.dies_after, self.asked = engine, refuses, dies_after, []
+
+    def capture(self, requests, concurrency):
+        for request in requests:
+            self.asked.append(request.id)
+            if len(self.asked) - 1 == self.dies_after:
+                raise RuntimeError("power cut")
+            if request.id in self.refuses:
+                yield Refusal(request.id, "failed", "no answer")
+            else:
+                yield from self.engine.capture([request], concurrency)
+
+
+def test_what_failed_is_asked_again_and_nothing_else(corpus, model, tmp_path):
+    engine, path = embedded(model), tmp_path / "x.safetensors"
+    with pytest.raises(EyasError, match=r"2 of .* were not captured; the others are kept(.|\n)*failed: no answer"):
+        capture(corpus, path, Flaky(engine, refuses={"3", "7"}), shards=4)
+    assert not path.exists()
+    with pytest.raises(RuntimeError, match="power cut"):
+        capture(corpus, path, Flaky(engine, dies_after=1), shards=4)
+    last = Flaky(engine)
+    capture(corpus, path, last, shards=4)
+    assert last.asked == ["7"]
+    Shard(path).verify()
+
+
+def test_too_many_states_that_are_not_finite_fail_the_shard(corpus, model, tmp_path):
+    class Broken(Embedded):
+        def capture(self, requests, concurrency):
+            for request in requests:
+                slot = request.slot
+                nan = np.full(slot.rows * slot.last_bytes, 0xFF, dtype=np.uint8)
+                slot.write(0, memoryview(bytes(slot.rows * slot.aux_bytes)), nan.data)
+                yield Captured(request.id)
+
+    engine = Broken(model, device="cpu", layers=LAYERS)
+    with pytest.raises(EyasError, match=r"samples have states that are not finite .*capture\.max_quarantined"):
+        capture(corpus, tmp_path / "x.safetensors", engine)
+    stats = capture(corpus, tmp_path / "x.safetensors", engine, max_quarantined=1.0)
+    assert len(stats["quarantined"]) == stats["samples"]
+
+
+def test_layers_come_from_the_config(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": {"num_hidden_layers": 61, "hidden_size": 7168}}))
+    shape = Shape.of(tmp_path / "none", tmp_path)
+    assert layers_of(shape, None) == (2, 30, 58) and shape.hidden == 7168
+    assert layers_of(shape, (3, 4, 5)) == (3, 4, 5)
+    for wrong in ((0, 4, 5), (5, 4, 6), (3, 4, 61)):
+        with pytest.raises(EyasError, match="61 layers: expected three that go up"):
+            layers_of(shape, wrong)
+    with pytest.raises(EyasError, match=r"\[2, 2, 1\] of a target with 4 layers.*set capture\.layers"):
+        layers_of(Shape(4, 8, ""), None)
+    with pytest.raises(EyasError, match=r"add config\.json to target\.tokenizer\.files"):
+        Shape.of(tmp_path / "none")
+
+
+def test_the_servers_numbers_of_the_layers():
+    for architecture, expected in (
+        ("LlamaForCausalLM", ["2", "14", "26"]),
+        ("DeepseekV3ForCausalLM", ["3", "15", "27"]),
+        ("KimiK25ForConditionalGeneration", ["3", "15", "27"]),
+    ):
+        assert layer_flags(Capturing((3, 15, 27), False, architecture, {})) == expected
+        assert layer_flags(Capturing((2, 15, 27), True, architecture, {})) is None
+    with pytest.raises(EyasError, match="start at 2"):
+        layer_flags(Capturing((1, 15, 27), False, "DeepseekV3ForCausalLM", {}))
+
+
+def test_a_capturing_server_keeps_the_users_flags_and_adds_its_own(tmp_path):
+    own = {"flags": {"tp": 8, "chunked_prefill_size": 4096}, "env": {"PYTHONPATH": "/x"}}
+    target = CONFIG.target.model_copy(update={"sglang": CONFIG.target.sglang.model_copy(update=own)})
+    served = capturing_target(target, Capturing(LAYERS, True, "", {"chunked-prefill-size": 8192}), tmp_path).sglang
+    assert served.flags["chunked-prefill-size"] == 8192 and served.flags["tp"] == 8
+    assert served.flags["speculative-algorithm"] == "EAGLE3" and served.flags["disable-radix-cache"] is True
+    assert served.env["PYTHONPATH"] == f"{ROOT / 'scripts'}:/x"
+    assert json.loads(served.flags["forward-hooks"])[0]["config"] == {"tickets": str(tmp_path)}
+
+
+# The hook, called as a server's logits processor calls it; the real one runs in test_sglang_cpu.
+
+
+def prefilled(rids, firsts, counts):
+    return SimpleNamespace(
+        **{"rids": rids, "extend_prefix_lens_cpu": firsts, "extend_seq_lens_cpu": counts},
+        forward_mode=SimpleNamespace(is_extend=lambda: True),
+    )
+
+
+def wait_for(path):
+    deadline = time.monotonic() + 20
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["a list, as Llama's", "one tensor, as Kimi's"])
+def test_the_hook_joins_chunks_of_several_prompts(tmp_path, packed):
+    hidden, lengths = 8, {"a": 7, "b": 5}
+    samples = [Sample(k, "D", np.arange(n, dtype=np.int32), np.ones(n, dtype=np.uint8)) for k, n in lengths.items()]
+    whole = {k: torch.randn(n, 4 * hidden).bfloat16() for k, n in lengths.items()}  # aux and last side by side
+    hook = CaptureHook(tmp_path)
+    hook.rank = 0
+    with ShardWriter(tmp_path / "x.safetensors", samples, hidden, {}) as writer:
+        for k, name in enumerate(lengths):
+            (tmp_path / f"{name}.json").write_text(json.dumps(vars(writer.slot(k))))
+        # a's first four rows; then a's rest beside b, and a request without a ticket.
+        for rids, firsts, counts in ((["a"], [0], [4]), (["a", "other", "b"], [4, 0, 0], [3, 2, 5])):
+            rows = [
+                whole[r][f : f + n] if r in whole else torch.zeros(n, 4 * hidden).bfloat16()
+                for r, f, n in zip(rids, firsts, counts, strict=True)
+            ]
+            flat = torch.cat([*rows, torch.zeros(3, 4 * hidden).bfloat16()])  # padded, as graphs do
+            aux = flat[:, : 3 * hidden] if packed else list(flat[:, : 3 * hidden].split(hidden, dim=-1))
+            hook(None, (None, flat[:, 3 * hidden :], None, prefilled(rids, firsts, counts), aux), None)
+            flat.zero_()  # the model reuses its memory at once
+        for name in lengths:
+            wait_for(tmp_path / f"{name}.done")
+        assert not list(tmp_path.glob("*.failed"))
+        aux, last = (torch.from_numpy(writer.arrays[n].copy()).view(torch.bfloat16) for n in ("aux", "last"))
+    assert torch.equal(torch.cat([aux, last], dim=-1), torch.cat(list(whole.values())))
+
+
+def test_the_hook_tells_who_asked_when_it_cannot_write(tmp_path):
+    hook = CaptureHook(tmp_path)
+    hook.rank = 0
+    slot = {"path": str(tmp_path / "none"), "rows": 2, "aux": 0, "last": 48, "aux_bytes": 12, "last_bytes": 4}
+    (tmp_path / "a.json").write_text(json.dumps(slot))
+    states = torch.zeros(2, 2).bfloat16()
+    hook(None, (None, states, None, prefilled(["a"], [0], [2]), [states] * 3), None)
+    wait_for(tmp_path / "a.failed")
+    assert "FileNotFoundError" in (tmp_path / "a.failed").read_text()
+
+
+def test_other_ranks_and_decode_steps_write_nothing(tmp_path):
+    states, batch = torch.zeros(2, 2).bfloat16(), prefilled(["a"], [0], [2])
+    hook = CaptureHook(tmp_path)
+    hook.rank = 1
+    hook(None, (None, states, None, batch, [states] * 3), None)
+    hook.rank = 0
+    batch.forward_mode.is_extend = lambda: False
+    (tmp_path / "a.json").write_text("not read")
+    hook(None, (None, states, None, batch, [states] * 3), None)
+    assert hook.queue.empty() and not hook.open
