@@ -44,6 +44,22 @@ def probe(url: str) -> None:
     assert got["output_ids"] == answer([5, 6], 4)[0]
 
 
+def capture(hooks: list, rid: str | None) -> bool:
+    """As the capture hook does, with a state of ones everywhere; whether there was a ticket."""
+    for hook in hooks or []:
+        ticket = os.path.join(hook["config"]["tickets"], f"{rid}.json")
+        if os.path.exists(ticket):
+            with open(ticket) as file:
+                slot = json.load(file)
+            with open(slot["path"], "r+b") as file:
+                for part in ("aux", "last"):
+                    file.seek(slot[part])
+                    file.write(b"\x80\x3f" * (slot["rows"] * slot[f"{part}_bytes"] // 2))
+            with open(ticket.removesuffix("json") + "done", "w"):
+                return True
+    return False
+
+
 class Server:
     def __init__(self, options):
         self.options = options
@@ -122,7 +138,8 @@ class Server:
             output_ids, kind = [EOS], "stop"
         reason = {"type": kind, "matched": EOS} if kind == "stop" else {"type": kind, "length": len(output_ids)}
         self.answers += 1
-        if self.options.answered and ids != PROBE:
+        captured = capture(self.options.forward_hooks, body.get("rid"))
+        if self.options.answered and ids != PROBE and not captured:
             with open(self.options.answered, "a") as file:
                 file.write(f"{hash(tuple(ids))}\n")
         limit = self.fault.get("exit_after")
@@ -185,6 +202,7 @@ def add_options(parser):
     parser.add_argument("--die", help="message with which it exits at once (code 1)")
     parser.add_argument("--port-taken", help="file that is made; when it was not there, somebody else has the port")
     parser.add_argument("--ends-at-once", action="store_true", help="every answer is empty")
+    parser.add_argument("--forward-hooks", type=json.loads, help="those of a server that captures hidden states")
     parser.add_argument("--speculates", help="the algorithm that /server_info names")
 
 

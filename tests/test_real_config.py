@@ -16,8 +16,9 @@ import pytest
 import tiny_kimi
 from conftest import HUB, ROOT, SNAKEMAKE
 from eyas.config import load
+from eyas.states import Shard
 from stand_in_hub import StandInHub
-from test_workflow import copy_workflow
+from workflow_copy import copy_workflow
 
 USER, END, UNTHINK = 163587, 163586, 163607
 EXPECTED = json.loads((HUB / "EXPECTED.json").read_text())
@@ -29,8 +30,10 @@ def hub(tmp_path_factory):
     for owner in HUB.iterdir():
         (root / owner.name).symlink_to(owner)
     tiny_kimi.build(root / "moonshotai/Kimi-K2.5", vocabulary=tiny_kimi.KIMI_RANKS)
-    for name in ("config.json", "generation_config.json"):
-        (root / "moonshotai/Kimi-K2.5" / name).write_text("{}")
+    shape = {"architectures": ["KimiK25ForConditionalGeneration"]}
+    shape["text_config"] = {"num_hidden_layers": 61, "hidden_size": 16}  # Kimi's is 7,168 wide
+    for name, content in (("config.json", shape), ("generation_config.json", {})):
+        (root / "moonshotai/Kimi-K2.5" / name).write_text(json.dumps(content))
     with StandInHub(root) as hub:
         for dataset in load().datasets.values():
             for source in dataset.sources:
@@ -56,7 +59,9 @@ def test_all_ten_are_prepared_by_one_command(hub, tmp_path):
     snakemake("prepared/B2_opencodeinstruct/prompts.jsonl")
     assert [p.name for p in (tmp_path / "prepared").iterdir()] == ["B2_opencodeinstruct"]
     # One tenth of the small files is hard cases, more than the real limit allows; and the server need not stay warm.
-    changes = ("prepare={max_rejected: 0.2}", "target={sglang: {idle_s: 1}}")
+    # A few shards are enough, and the stand-in's context is told by a flag.
+    changes = ("prepare={max_rejected: 0.2}", "capture={shards: 2}")
+    changes += ("target={sglang: {idle_s: 1, flags: {context: 16384}}}",)
     snakemake("--profile", "profiles/blackwell", "all", "--config", *changes)
     for name, expected in EXPECTED.items():
         stats = json.loads((tmp_path / f"prepared/{name}/stats.json").read_bytes())
@@ -67,6 +72,10 @@ def test_all_ten_are_prepared_by_one_command(hub, tmp_path):
         if stats["produces"] == "prompts":
             answered = json.loads((tmp_path / f"responses/{name}/stats.json").read_bytes())
             assert answered["kept"] == answered["rows_read"] == expected["kept"], name
+    for shard in sorted((tmp_path / "hidden_states").rglob("*.safetensors")):
+        shard = Shard(shard)
+        shard.verify()
+        assert shard.metadata["layers"] == "2,30,58" and len(shard)
     thought = 0
     for line in (tmp_path / "prepared/A2_kimik25/tokenized_data.jsonl").read_text().splitlines():
         record = json.loads(line)

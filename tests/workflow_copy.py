@@ -1,5 +1,6 @@
 """A copy of the workflow for tests that run Snakemake: small datasets, a server that answers by arithmetic."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -75,6 +76,8 @@ def make_workflow(root, names, tokenizer, **sglang):
             shutil.copytree(HUB / source["folder"].removeprefix("../tests/data/hub/"), copy)
             source["folder"] = f"../hub/{copy.name}"
     shutil.copytree(tokenizer, root / "tokenizer")
+    (root / "tokenizer/config.json").write_text(json.dumps({"num_hidden_layers": 9, "hidden_size": 8}))
+    config["capture"] = {"shards": 2}
     config["target"] |= {"engine": "sglang", "model": "fake", "weights": None}
     config["target"]["tokenizer"] = {"folder": "../tokenizer", "files": ["*.json", "*.jinja"]}
     served = {"python": sys.executable, "gpus": 0, "env": {"PYTHONPATH": str(ROOT / "tests/fake_sglang")}}
