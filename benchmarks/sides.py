@@ -336,9 +336,146 @@ def transformers_alone(args, watch: Watch) -> dict:
     return {"answer_tokens": tokens}
 
 
+# Corpus and states
+
+STATES = {"tokens": 16_384, "sample": 512, "hidden": 7168}  # Kimi-K2.5's width; 0.94 GB
+
+
+def corpus(args, watch: Watch) -> dict:
+    """`build_corpus` from the JSONL file to the published files."""
+    from eyas.corpus import Source, build_corpus
+
+    folder = data.records(args.quick)
+    source = Source("bench", folder / "tokenized_data.jsonl", "bench")
+    with scratch() as out, watch:
+        stats = build_corpus({"max_tokens": 4096, "heldout": 0.01}, [source], out)
+    return {"records": stats["kept"]}
+
+
+def orjson_alone(args, watch: Watch) -> dict:
+    """The same lines, parsed and forgotten."""
+    import orjson
+
+    with open(data.records(args.quick) / "tokenized_data.jsonl", "rb") as file, watch:
+        records = sum(len(orjson.loads(line)["input_ids"]) > 0 for line in file)
+    return {"records": records}
+
+
+def _state_samples(quick: bool) -> list:
+    import numpy as np
+
+    from eyas.states import Sample
+
+    rng, length = np.random.default_rng(0), STATES["sample"]
+    count = STATES["tokens"] // length // (10 if quick else 1)
+    ones = np.ones(length, dtype=np.uint8)
+    return [Sample(str(k), "bench", rng.integers(0, 1000, length).astype(np.int32), ones) for k in range(count)]
+
+
+def _state_bits(samples: list):
+    """aux [tokens, 3·H], last [tokens, H]: bits of finite bf16 numbers."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    tokens = sum(len(s.input_ids) for s in samples)
+    return [rng.integers(0, 0x4000, (tokens, n * STATES["hidden"]), dtype=np.uint16) for n in (3, 1)]
+
+
+def write_states(args, watch: Watch) -> dict:
+    """A shard, sample by sample: written, read back, checked, published."""
+    from eyas.states import ShardWriter
+
+    samples = _state_samples(args.quick)
+    aux, last = _state_bits(samples)
+    with scratch() as out, watch, ShardWriter(out / "x.safetensors", samples, STATES["hidden"], {}) as writer:
+        for k in writer.pending:
+            rows = slice(k * STATES["sample"], (k + 1) * STATES["sample"])
+            writer.slot(k).write(0, aux[rows].reshape(-1).view("u1").data, last[rows].reshape(-1).view("u1").data)
+            writer.finish(k)
+        writer.publish()
+    return {"mb": round((aux.nbytes + last.nbytes) / 1e6)}
+
+
+def safetensors_alone(args, watch: Watch) -> dict:
+    """`save_file` of the same bytes, brought to the disk."""
+    from safetensors.numpy import save_file
+
+    aux, last = _state_bits(_state_samples(args.quick))
+    with scratch() as out, watch:
+        save_file({"aux": aux, "last": last}, out / "x.safetensors")
+        with open(out / "x.safetensors", "rb") as file:
+            os.fsync(file.fileno())
+    return {"mb": round((aux.nbytes + last.nbytes) / 1e6)}
+
+
+def capture(args, watch: Watch) -> dict:
+    """`capture_shard` through a server that captures; open_engine finds it by its url."""
+    from contextlib import nullcontext
+
+    from eyas.capture import capture_shard
+    from eyas.target.sglang import RunningServer, SglangEngine
+
+    engine = SglangEngine(RunningServer(args.url, args.model), Path(args.tickets))
+    settings = {**generate_settings(args, engine="sglang"), "capture": {"concurrency": args.concurrency}}
+    with scratch() as out:
+        corpus = _prefilled(args, out)
+        with watch:
+            stats = capture_shard(
+                settings, corpus, (2, 15, 27), 576, 0, 1, lambda: nullcontext(engine), out / "x.safetensors"
+            )
+    return {"tokens": stats["tokens"]}
+
+
+def prefill(args, watch: Watch) -> dict:
+    """The same samples, one token asked of each, nothing kept."""
+    import asyncio
+
+    import aiohttp
+
+    from eyas.capture import samples_of
+
+    with scratch() as out:
+        waiting = deque(sample.input_ids.tolist() for sample in samples_of(_prefilled(args, out), 0, 1))
+    tokens = sum(map(len, waiting))
+
+    async def ask(session: aiohttp.ClientSession) -> None:
+        while waiting:
+            body = {"input_ids": waiting.popleft(), "sampling_params": {"temperature": 0, "max_new_tokens": 1}}
+            async with session.post(f"{args.url}/generate", json=body) as response:
+                await response.json()
+
+    async def all_of_them() -> None:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+            await asyncio.gather(*(ask(session) for _ in range(args.concurrency)))
+
+    with watch:
+        asyncio.run(all_of_them())
+    return {"tokens": tokens}
+
+
+def _prefilled(args, out: Path) -> Path:
+    """A corpus of the prompts, each as if it were trained on."""
+    import orjson
+
+    from eyas.corpus import Source, build_corpus
+
+    records = [
+        {"id": str(k), "dataset": "bench", "input_ids": ids, "loss_mask": [0] + [1] * (len(ids) - 1)}
+        for k, ids in enumerate(input_ids(args))
+    ]
+    (out / "records.jsonl").write_bytes(b"".join(orjson.dumps(r, option=orjson.OPT_APPEND_NEWLINE) for r in records))
+    (out / "stats.json").write_bytes(orjson.dumps({"kept": len(records), "tokenizer": "bench", "vocabulary": 49152}))
+    build_corpus(
+        {"max_tokens": 4096, "heldout": 0.0}, [Source("bench", out / "records.jsonl", "bench")], out / "corpus"
+    )
+    return out / "corpus/train.parquet"
+
+
 SIDES = {
     **{"tokenizer": tokenizer_alone, "prepare": prepare, "masks": masks, "pyarrow": pyarrow_alone, "scan": scan},
     **{"stage": stage, "load-generator": load_generator, "embedded": embedded, "transformers": transformers_alone},
+    **{"corpus": corpus, "orjson": orjson_alone, "write-states": write_states, "safetensors": safetensors_alone},
+    **{"capture": capture, "prefill": prefill},
 }
 
 
@@ -348,6 +485,7 @@ def main(argv=None) -> int:
     parser.add_argument("--set", choices=SETS, default="chat", help="conversations; default: chat")
     parser.add_argument("--threads", type=int, default=1, help="of the side's own work; default: 1")
     parser.add_argument("--url", help="of the server that stage and load-generator ask")
+    parser.add_argument("--tickets", help="the folder that its capture hook looks into")
     parser.add_argument("--model", default="fake", help="that it serves; default: the fake server's")
     parser.add_argument("--prompts", type=int, default=192, help="how many are asked; default: 192")
     parser.add_argument("--concurrency", type=int, default=64, help="answers at once; default: 64")

@@ -1,5 +1,6 @@
 """What many tests share: the repository, two tokenizers, a loaded chat for each."""
 
+import signal
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,6 +10,9 @@ import pytest
 import tiny_kimi
 from eyas.chat import load_chat
 from eyas.chat.gguf import tokenizer_from_gguf
+
+# A shell that starts the tests in the background has them ignore SIGINT, and what they start, too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parents[1]
 HUB = ROOT / "tests/data/hub"

@@ -79,8 +79,8 @@ class SglangCpu:
     url: http://127.0.0.1:<a free port>; process: the server; log: the file with all that it prints.
     """
 
-    def __init__(self, model: Path, log: Path, flags: dict | None = None):
-        self.model, self.log = Path(model), Path(log)
+    def __init__(self, model: Path, log: Path, flags: dict | None = None, env: dict | None = None):
+        self.model, self.log, self.env = Path(model), Path(log), {**cpu_env(), **(env or {})}
         self.flags = {**cpu_flags(), **(flags or {})}
 
     def __enter__(self) -> Self:
@@ -95,7 +95,7 @@ class SglangCpu:
                 command,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **cpu_env()},
+                env={**os.environ, **self.env},
                 start_new_session=True,  # its workers are processes of their own: the whole group is ended
             )
         try:

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from eyas import corpus as corpus_module
 from eyas.corpus import Source, build_corpus, corpus_metadata
+from eyas.describe_corpus import describe_corpus
 from eyas.errors import EyasError
 from eyas.vocabulary import build_vocabulary, by_frequency
 
@@ -214,3 +215,25 @@ def test_a_warm_start_keeps_its_drafts_map(corpus, tmp_path):
     settings["warm_start"] = str(tmp_path / "none.safetensors")
     with pytest.raises(EyasError, match=r"none\.safetensors: d2t and t2d cannot be read"):
         build_vocabulary(settings, corpus, tmp_path / "vocab")
+
+
+# The page of the report
+
+
+def test_the_page_shows_samples_coverage_and_states(corpus, tmp_path):
+    build_vocabulary(VOCABULARY_SETTINGS, corpus, tmp_path / "vocab")
+    shard = {"samples": 3, "tokens": 40, "bytes": 5_000_000, "quarantined": ["x"], "seconds": 2.0, "shards": 2}
+    paths = []
+    for k in range(2):
+        paths.append(tmp_path / f"hidden_states/train/0000{k}-of-00002.json")
+        paths[k].parent.mkdir(parents=True, exist_ok=True)
+        metadata = {"target": "t", "layers": "2,4,6", "shard": f"{k} of 2"}
+        paths[k].write_bytes(orjson.dumps({**shard, "shard": k, "metadata": metadata}))
+    text = describe_corpus(corpus / "stats.json", tmp_path / "vocab/coverage.json", paths)
+    stats = json.loads((corpus / "stats.json").read_bytes())
+    assert f"{stats['train']['tokens']:,}" in text and "<polyline" in text and "layers 2,4,6" in text
+    paths[1].write_bytes(orjson.dumps({**shard, "shard": 1, "metadata": {**metadata, "layers": "3,4,6"}}))
+    with pytest.raises(EyasError, match=r"00001-of-00002\.json: layers is '3,4,6', expected '2,4,6' as in .*--force"):
+        describe_corpus(corpus / "stats.json", tmp_path / "vocab/coverage.json", paths)
+    with pytest.raises(EyasError, match=r"none\.json: cannot be read"):
+        describe_corpus(tmp_path / "none.json", tmp_path / "vocab/coverage.json", [])

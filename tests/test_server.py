@@ -300,7 +300,7 @@ def test_no_orphan_when_the_job_is_killed(host, number):
     assert client.stdout.readline().startswith("http")
     until(lambda: len(host.processes()) == 4)
     os.killpg(client.pid, number)
-    client.wait()
+    client.wait(60)
     until(host.is_empty, 0.3 + 0.3 + SLACK_S)
 
 
@@ -309,7 +309,7 @@ def test_the_job_that_started_it_may_end_while_others_use_it(host):
     url = first.stdout.readline().strip()
     with host.server() as server:
         os.killpg(first.pid, signal.SIGINT)
-        first.wait()
+        first.wait(60)
         time.sleep(0.5)
         assert server.url == url == server.wait_ready()
         assert host.started() == 1

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from eyas.records import fault_in_tokenized
+from eyas.states import Shard
 from workflow_copy import Workflow, make_workflow
 
 DATASETS = (
@@ -98,6 +99,28 @@ def test_eight_datasets_start_the_server_once(eight, cores):
     eight.run("--cores", str(cores), "--", *responses(DATASETS))
     assert len(lines(eight.work / "starts.txt")) == 1
     assert len(lines(eight.work / "answered.txt")) == check_complete(eight, DATASETS)
+
+
+def test_all_shards_are_captured_by_one_server(eight):
+    def several(config):
+        config["target"]["sglang"].update(idle_s=60)
+        config["target"]["sglang"]["flags"].pop("answer-s")
+        config["capture"] = {"shards": 5}
+
+    eight.config(several)
+    eight.run("captured", "--cores", "4")
+    assert len(lines(eight.work / "starts.txt")) == 2, "one server that answers, and another that captures"
+    corpus = json.loads((eight.work / "corpus/stats.json").read_bytes())
+    shards = sorted((eight.work / "hidden_states/train").glob("*.safetensors"))
+    assert len(shards) == 5
+    for shard in shards:
+        Shard(shard).verify()
+    assert sum(len(Shard(shard)) for shard in shards) == corpus["train"]["samples"]
+    os.truncate(shards[2], shards[2].stat().st_size - 1)
+    shards[3].unlink()
+    eight.run("captured", "--cores", "4")
+    Shard(shards[2]).verify()
+    assert "Nothing to be done" in eight.run("captured")
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)

@@ -13,6 +13,7 @@ def describe_corpus(corpus: Path, vocabulary: Path, states: list[Path]) -> str:
     """corpus: stats.json; vocabulary: coverage.json; states: the statistics of each captured shard, maybe none."""
     stats, coverage = _read(corpus), _read(vocabulary)
     shards = [_read(path) for path in states]
+    _agree(states, shards)
     return pages.page(
         "Corpus, draft vocabulary, hidden states",
         _headline(stats, coverage, shards),
@@ -23,6 +24,17 @@ def describe_corpus(corpus: Path, vocabulary: Path, states: list[Path]) -> str:
         _states(shards) if shards else "",
         subtitle="What the draft is trained and judged on",
     )
+
+
+def _agree(paths: list[Path], shards: list[dict]) -> None:
+    """EyasError when two shards are of different targets, tokenizers or layers."""
+    for path, shard in zip(paths, shards, strict=True):
+        for key, expected in shards[0]["metadata"].items():
+            if key != "shard" and (found := shard["metadata"].get(key)) != expected:
+                raise EyasError(
+                    f"{path}: {key} is {found!r}, expected {expected!r} as in {paths[0]}: the older of the two was "
+                    f"captured under other settings: run `snakemake --force {path.with_suffix('.safetensors')}`"
+                )
 
 
 def _read(path: Path) -> dict:
