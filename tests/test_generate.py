@@ -337,7 +337,7 @@ def test_flags_become_arguments():
         ({"trust-remote-cod": True}, "trust-remote-cod: no such flag (did you mean 'trust-remote-code'?)"),
         ({"tp": "eight"}, "invalid int value: 'eight'"),
         ({"kv-cache-dtype": "fp7"}, "invalid choice: 'fp7'"),
-        ({"speculative-algorithm": "EAGLE3"}, "answers come from the plain target"),
+        ({"speculative-algorithm": "EAGLE3"}, "answers and states come from the plain target"),
         ({"port": 3000}, "eyas sets this itself"),
     ],
 )

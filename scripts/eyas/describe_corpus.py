@@ -21,7 +21,7 @@ def describe_corpus(corpus: Path, vocabulary: Path, states: list[Path]) -> str:
         _entered(stats),
         _lengths(stats),
         _coverage(coverage),
-        _states(shards) if shards else "",
+        _states(states, shards) if shards else "",
         subtitle="What the draft is trained and judged on",
     )
 
@@ -110,13 +110,13 @@ def _coverage(coverage: dict) -> Html:
     return pages.section("Coverage of the draft vocabulary", picture, table, note=note)
 
 
-def _states(shards: list[dict]) -> Html:
+def _states(paths: list[Path], shards: list[dict]) -> Html:
     rows = [
         [
-            f"{s['shard']} of {s['shards']}",
+            f"{path.parent.name}/{path.stem}",
             *(s["samples"], s["tokens"], f"{s['bytes'] / 1e9:.2f}", len(s["quarantined"]), f"{s['seconds']:,.0f}"),
         ]
-        for s in shards
+        for path, s in zip(paths, shards, strict=True)
     ]
     layers = shards[0]["metadata"]["layers"]
     note = f"States of layers {layers} (indexes into output_hidden_states) and after the final norm, in bf16."
