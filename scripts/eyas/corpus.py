@@ -1,6 +1,6 @@
 """The corpus: every dataset's token records in one order, without repeats, split into what trains and what judges.
 
-Records are parsed by Arrow in blocks of lines, checked as whole columns, and spread over buckets by the hash of their
+Records are read in blocks of lines, checked as whole columns, and spread over buckets by the hash of their
 tokens; then each bucket is sorted and written. So memory is bounded by a block and a bucket, repeats always meet in one
 bucket, and the order is that of the hashes, whatever the order of the files.
 """
@@ -14,14 +14,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.json
 import pyarrow.parquet as pq
 
 from eyas.errors import EyasError
@@ -41,6 +39,7 @@ RECORD = pa.schema(
         ("loss_mask", pa.list_(pa.int8())),
     ]
 )
+PARSED = [pa.string(), pa.string(), pa.list_(pa.int64()), pa.list_(pa.int64())]  # the types of a block of records
 PLACE = pa.schema([("order", pa.uint64()), ("tie", pa.uint64()), ("number", pa.int64()), ("heldout", pa.bool_())])
 METADATA = b"eyas"  # of the Parquet files: the tokenizer's fingerprint and the vocabulary, as JSON
 DAMAGE = "run `snakemake --force {}` to rebuild it"
@@ -149,27 +148,27 @@ class Buckets:
     def add(self, table: pa.Table) -> None:
         order = table.column("order").to_numpy()
         which = (order >> np.uint64(32)) * np.uint64(len(self.paths)) >> np.uint64(32)
-        if len(self.paths) > 1:
-            rows = np.argsort(which, kind="stable")
-            table, which = table.take(rows), which[rows]
-        edges = np.searchsorted(which, np.arange(len(self.paths) + 1, dtype=np.uint64))
-        for writer, (start, stop) in zip(self.writers, pairwise(edges), strict=True):
-            if stop > start:
-                writer.write_table(table.slice(start, stop - start))
+        for k, writer in enumerate(self.writers):
+            rows = np.flatnonzero(which == k)
+            if len(rows) == len(table):
+                writer.write_table(table)
+            elif len(rows):
+                places = [table.column(name).take(pa.array(rows)) for name in PLACE.names]
+                writer.write_table(pa.table([*_taken(table, rows).columns, *places], self.schema))
 
 
 def _spread(settings, sources, vocabulary, total, buckets: Buckets, ledger: Ledger, tallies) -> None:
     progress, done, number = Progress("corpus", "records"), 0, 0
     for source in sources:
         tally = tallies[source.dataset]
-        for line_number, block in _blocks(source.records):
-            table = _parsed(source, line_number, block, vocabulary)
+        for line_number, lines in _blocks(source.records):
+            table = _parsed(source, line_number, lines, vocabulary)
             ledger.rows_read += len(table)
             tally.read += len(table)
             placed = _placed(settings, source, table, line_number, number, ledger, tally)
             number += len(table)
             buckets.add(placed)
-            done += len(block)
+            done += sum(map(len, lines))
             progress.update(number, done / total, source.dataset)
         expected = source.stats["kept"]
         if tally.read != expected:
@@ -180,32 +179,34 @@ def _spread(settings, sources, vocabulary, total, buckets: Buckets, ledger: Ledg
     progress.close()
 
 
-def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
-    """(number of its first line, some whole lines); blank lines are left out, the numbers count them."""
+def _blocks(path: Path) -> Iterator[tuple[int, list[bytes]]]:
+    """(number of the first line, lines that follow each other); blank lines are left out, the numbers count them."""
     number = 1
     with open(path, "rb") as file:
         while lines := file.readlines(BLOCK_BYTES):
             if any(line.isspace() for line in lines):
                 for k, line in enumerate(lines):  # rare: one by one, so that the numbers stay right
                     if not line.isspace():
-                        yield number + k, line
+                        yield number + k, [line]
             else:
-                yield number, b"".join(lines)
+                yield number, lines
             number += len(lines)
 
 
-def _parsed(source: Source, line_number: int, block: bytes, vocabulary: int) -> pa.Table:
-    """The records of a block; EyasError names the first line that is none."""
-    options = pa.json.ParseOptions(explicit_schema=RECORD, unexpected_field_behavior="ignore")
-    read = pa.json.ReadOptions(use_threads=True, block_size=len(block) + 1)
+def _parsed(source: Source, line_number: int, lines: list[bytes], vocabulary: int) -> pa.Table:
+    """The records of some lines; EyasError names the first line that is none."""
     try:
-        table = pa.json.read_json(pa.BufferReader(block), read, options).combine_chunks().select(RECORD.names)
-        sound = _is_sound(table, source.dataset, vocabulary)
-    except pa.ArrowInvalid:
+        records = [orjson.loads(line) for line in lines]
+        # Types are found by Arrow and compared: told the type, it would make an int of 1.5 and of true.
+        columns = [pa.array([record[name] for record in records]) for name in RECORD.names]
+        sound = [c.type for c in columns] == PARSED
+        table = pa.table([c.cast(f.type) for c, f in zip(columns, RECORD, strict=True)], RECORD) if sound else None
+        sound = sound and _is_sound(table, source.dataset, vocabulary)
+    except (ValueError, TypeError, KeyError, OverflowError):  # Arrow's own are among them
         sound = False
     if sound:
         return table
-    for k, line in enumerate(block.splitlines()):
+    for k, line in enumerate(lines):
         fault = fault_in_tokenized(line, source.dataset, vocabulary)
         if fault and fault != "loss_mask trains no token":
             raise EyasError(f"{source.records}, line {line_number + k}: {fault}: {DAMAGE.format(source.asked_as)}")
@@ -299,17 +300,33 @@ def _gather(buckets: Buckets, writers: dict, schema: pa.Schema, datasets: list[s
         with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as reader:
             table = reader.read_all()
         path.unlink()
-        table = table.sort_by([(name, "ascending") for name in ("order", "tie", "number")])
-        order, tie = (table.column(name).to_numpy() for name in ("order", "tie"))
-        repeated = np.zeros(len(table), dtype=bool)
+        table = table.combine_chunks()
+        order, tie, number = (table.column(name).to_numpy() for name in ("order", "tie", "number"))
+        rows = np.lexsort((number, tie, order))
+        order, tie = order[rows], tie[rows]
+        repeated = np.zeros(len(rows), dtype=bool)
         repeated[1:] = (order[1:] == order[:-1]) & (tie[1:] == tie[:-1])
-        for dataset, count in Counter(table.column("dataset").filter(pa.array(repeated)).to_pylist()).items():
+        for dataset, count in Counter(table.column("dataset").take(pa.array(rows[repeated])).to_pylist()).items():
             tallies[dataset].repeats += count
-        heldout = table.column("heldout").to_numpy()
+        heldout = table.column("heldout").to_numpy()[rows]
         for split in SPLITS:
-            part = table.filter(pa.array(~repeated & (heldout == (split == "heldout")))).select(RECORD.names)
-            writers[split].write_table(part.cast(RECORD).replace_schema_metadata(schema.metadata), ROW_GROUP)
-            _measure(part.combine_chunks(), split, tallies)
+            part = _taken(table, rows[~repeated & (heldout == (split == "heldout"))])
+            writers[split].write_table(part.replace_schema_metadata(schema.metadata), ROW_GROUP)
+            _measure(part, split, tallies)
+
+
+def _taken(table: pa.Table, rows: np.ndarray) -> pa.Table:
+    """Some rows in that order. Slices are put together by numpy: Arrow's own take of lists needs ten times as long."""
+    lists = {name: _list_of(table.column(name)) for name in ("input_ids", "loss_mask")}
+    offsets = _offsets(lists["input_ids"])
+    starts, ends = offsets[rows].tolist(), offsets[rows + 1].tolist()
+    own = pa.array(np.concatenate([[0], np.cumsum(offsets[rows + 1] - offsets[rows])]).astype(np.int32))
+    columns = [table.column(name).take(pa.array(rows)) for name in ("id", "dataset")]
+    for column in lists.values():
+        values = column.flatten().to_numpy()
+        slices = [values[start:end] for start, end in zip(starts, ends, strict=True)]
+        columns.append(pa.ListArray.from_arrays(own, np.concatenate([values[:0], *slices])))
+    return pa.table(columns, RECORD)
 
 
 def _measure(table: pa.Table, split: str, tallies: dict[str, Tally]) -> None:
