@@ -1,7 +1,6 @@
 """Shards are captured whole, by the embedded engine as Hugging Face computes the states; failures lose nothing."""
 
 import json
-import time
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -21,6 +20,7 @@ from eyas.target.embedded import Embedded
 from eyas.target.engine import Captured, Refusal
 from eyas.target.launch import Capturing, capturing_target, layer_flags
 from test_corpus import SETTINGS, made_up, write
+from waiting import until
 
 CONFIG = load([ROOT / "config/demo.yaml"])
 LAYERS, HIDDEN = (2, 4, 6), 32
@@ -203,13 +203,6 @@ def prefilled(rids, firsts, counts):
     )
 
 
-def wait_for(path):
-    deadline = time.monotonic() + 20
-    while not path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("packed", [False, True], ids=["a list, as Llama's", "one tensor, as Kimi's"])
 def test_the_hook_joins_chunks_of_several_prompts(tmp_path, packed):
     hidden, lengths = 8, {"a": 7, "b": 5}
@@ -231,7 +224,7 @@ def test_the_hook_joins_chunks_of_several_prompts(tmp_path, packed):
             hook(None, (None, flat[:, 3 * hidden :], None, prefilled(rids, firsts, counts), aux), None)
             flat.zero_()  # the model reuses its memory at once
         for name in lengths:
-            wait_for(tmp_path / f"{name}.done")
+            until((tmp_path / f"{name}.done").exists)
         assert not list(tmp_path.glob("*.failed"))
         aux, last = (torch.from_numpy(writer.arrays[n].copy()).view(torch.bfloat16) for n in ("aux", "last"))
     assert torch.equal(torch.cat([aux, last], dim=-1), torch.cat(list(whole.values())))
@@ -244,7 +237,7 @@ def test_the_hook_tells_who_asked_when_it_cannot_write(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps(slot))
     states = torch.zeros(2, 2).bfloat16()
     hook(None, (None, states, None, prefilled(["a"], [0], [2]), [states] * 3), None)
-    wait_for(tmp_path / "a.failed")
+    until((tmp_path / "a.failed").exists)
     assert "FileNotFoundError" in (tmp_path / "a.failed").read_text()
 
 

@@ -10,6 +10,7 @@ import pytest
 from conftest import ROOT
 from eyas.errors import EyasError
 from eyas.gpus import lease, others_wait, visible_gpus
+from waiting import until
 
 HOLDER = """
 import sys
@@ -51,13 +52,6 @@ def holder():
     for process in started:
         process.kill()
         process.communicate()
-
-
-def until(true, seconds=10):
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "did not come true in time"
-        time.sleep(0.01)
 
 
 def test_two_jobs_get_distinct_devices_and_a_third_waits_until_one_is_killed(holder):

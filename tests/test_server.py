@@ -18,6 +18,7 @@ from eyas.errors import EyasError
 from eyas.gpus import hold, lease
 from eyas.target.server import WarmServer
 from fake_server import answer, ask, probe
+from waiting import until
 
 SLACK_S = 8  # what was asked for takes so much longer on a busy machine; alone, less than one second
 FAKE = ROOT / "tests/fake_server.py"
@@ -105,13 +106,6 @@ class Host:
                 return False
             lock.close()
         return True
-
-
-def until(true, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "did not come true in time"
-        time.sleep(0.02)
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from eyas import sources
 from eyas.config import Source
 from eyas.errors import EyasError
 from stand_in_hub import StandInHub
+from waiting import until
 
 REPO = "open-thoughts/OpenThoughts-114k"
 SHARDS = [f"data/train-{i:05}-of-00003.parquet" for i in range(3)]
@@ -97,13 +98,6 @@ class Run:
         assert self.output.count("error: ") == 1
         assert not (self.folder / "manifest.json").exists()
         return last
-
-
-def until(condition, seconds=20):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
 
 
 # ---- what a fetch brings

@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 from eyas.records import fault_in_tokenized
 from eyas.states import Shard
+from waiting import until
 from workflow_copy import Workflow, make_workflow
 
 DATASETS = (
@@ -52,13 +52,6 @@ def eight(prepared, tmp_path):
         with suppress(ProcessLookupError, TypeError):
             os.kill(json.loads(state.read_bytes())["keeper_pid"], signal.SIGTERM)
     until(lambda: not servers(eight))
-
-
-def until(true, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "did not come true in time"
-        time.sleep(0.05)
 
 
 def lines(path):
