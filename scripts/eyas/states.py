@@ -125,7 +125,7 @@ class ShardWriter:
                     self.arrays[name][:] = np.concatenate([getattr(s, name) for s in self.samples])
         else:  # what was finished before must be on the disk, too
             for k in np.flatnonzero(self.arrays["status"] != PENDING):
-                if self._digest(k) != self.arrays["digests"][k].tobytes():
+                if digest_of(self.arrays, k) != self.arrays["digests"][k].tobytes():
                     self.arrays["status"][k] = PENDING
         return self
 
@@ -164,12 +164,9 @@ class ShardWriter:
     def finish(self, k: int) -> bool:
         """Read sample k's rows back; False when a state is not finite (then it is marked as quarantined)."""
         finite = all(is_finite(self.arrays[name][self.offsets[k] : self.offsets[k + 1]]) for name in ("aux", "last"))
-        self.arrays["digests"][k] = np.frombuffer(self._digest(k), dtype=np.uint8)
+        self.arrays["digests"][k] = np.frombuffer(digest_of(self.arrays, k), dtype=np.uint8)
         self.arrays["status"][k] = CAPTURED if finite else QUARANTINED
         return finite
-
-    def _digest(self, k: int) -> bytes:
-        return digest_of(self.arrays, k)
 
     def publish(self) -> None:
         """Give the file its name; every sample must be finished."""

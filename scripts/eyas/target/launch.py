@@ -40,8 +40,8 @@ OWN_FLAGS |= {"enable-return-aux-hidden-states", "return-aux-hidden-state-layer-
 class Capturing:
     """What an engine that captures hidden states must know before it starts.
 
-    layers: indexes into Hugging Face's output_hidden_states. architecture: the target's, as its config.json names it.
-    default: whether they are what SGLang captures by itself. flags: of the server, where they differ from those that
+    layers: indexes into Hugging Face's output_hidden_states. default: whether these are what SGLang captures by itself.
+    architecture: the target's, as its config.json names it. flags: of the server, where they differ from those that
     generate.
     """
 
