@@ -8,7 +8,8 @@ What there is to build, stage by stage (later stages join the list):
     captured    hidden_states/{train,heldout}/<shard>.safetensors: the target's states on the corpus
     all         every file of every dataset, and the report's pages
 
-To ask before or after: `probe` (the first rows of each dataset through its adapter), `tally` (the inventory).
+To ask before or after: `probe` (the first rows of each dataset through its adapter), `plan` (tokens, disk,
+hours), `tally` (the inventory).
 """
 
 from snakemake.utils import min_version

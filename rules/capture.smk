@@ -4,6 +4,26 @@ Needs corpus/, target/tokenizer/, and the target's weights (see generate.smk).
 """
 
 
+rule fetch_head:
+    """Copy the target's embeddings, lm_head and final norm out of its weights."""
+    input:
+        model=TARGET_MODEL,
+    output:
+        "target/head.safetensors",
+    log:
+        "logs/fetch_head.log",
+    benchmark:
+        "benchmarks/fetch_head.tsv"
+    conda:
+        "../envs/workflow.yaml"
+    resources:
+        downloads=1,
+    params:
+        settings=target_settings,
+    shell:
+        "python $SCRIPTS/fetch_head.py --out {output:q} --settings {params.settings:q} &> {log:q}"
+
+
 rule capture_states:
     """Capture the hidden states of one shard of one split; resumes sample by sample."""
     input:
@@ -11,6 +31,7 @@ rule capture_states:
         corpus="corpus/{split}.parquet",
         tokenizer="target/tokenizer/manifest.json",
         model=TARGET_MODEL,
+        head="target/head.safetensors",
     output:
         "hidden_states/{split}/{shard}-of-{shards}.safetensors",
         "hidden_states/{split}/{shard}-of-{shards}.json",

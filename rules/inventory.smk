@@ -125,3 +125,17 @@ rule probe:
         config=whole_config,
     shell:
         "python $SCRIPTS/probe_datasets.py --config {params.config:q} 2> {log:q} | tee -a {log:q}"
+
+
+rule plan:
+    """Estimate tokens, disk and hours of the whole run; fails when the states do not fit on the disk."""
+    input:
+        tokenizer="target/tokenizer/manifest.json",
+    log:
+        "logs/plan.log",
+    conda:
+        "../envs/workflow.yaml"
+    params:
+        config=whole_config,
+    shell:
+        "python $SCRIPTS/plan_run.py --config {params.config:q} 2> {log:q} | tee -a {log:q}"

@@ -11,10 +11,11 @@ import os
 from functools import partial
 from pathlib import Path
 
-from eyas.capture import Shape, capture_shard, layers_of
+from eyas.capture import Shape, capture_shard, layers_of, shard_path
 from eyas.config import Capture, Target, load
 from eyas.errors import run_command
 from eyas.progress import log_to_stderr
+from eyas.target.head import Head
 from eyas.target.launch import Capturing, open_engine
 
 
@@ -27,6 +28,7 @@ def main(argv=None) -> int:
     parser.add_argument("--corpus", type=Path, default=Path("corpus"), help="default: corpus")
     parser.add_argument("--output-dir", type=Path, default=Path("hidden_states"), help="default: hidden_states")
     parser.add_argument("--tokenizer", type=Path, default=Path("target/tokenizer"), help="default: target/tokenizer")
+    parser.add_argument("--head", type=Path, default=Path("target/head.safetensors"), help="see fetch_head.py")
     parser.add_argument("--state", type=Path, default=Path("state"), help="servers and their logs; default: state")
     parser.add_argument("--threads", type=int, help="of the embedded engine; default: as torch chooses")
     parser.add_argument("--configfile", type=Path, action="append", help="instead of config/*.yaml; may be repeated")
@@ -43,11 +45,11 @@ def main(argv=None) -> int:
         settings,
         args.corpus / f"{args.split}.parquet",
         layers,
-        shape.hidden,
+        Head.load(args.head),
         args.shard,
         shards,
         partial(open_engine, target, args.state / "server", args.threads, capturing),
-        args.output_dir / args.split / f"{args.shard:05}-of-{shards:05}.safetensors",
+        shard_path(args.output_dir / args.split, args.shard, shards),
     )
     return 0
 

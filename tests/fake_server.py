@@ -18,6 +18,7 @@ import sys
 import time
 
 EOS = 2
+CODE_BITS = 18  # the width of its states; Kimi has 163,840 tokens
 PROBE = [1, 2, 3]  # what eyas asks to see whether a server is ready
 REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 429: "Too Many Requests", 503: "Service Unavailable"}
 
@@ -44,17 +45,25 @@ def probe(url: str) -> None:
     assert got["output_ids"] == answer([5, 6], 4)[0]
 
 
-def capture(hooks: list, rid: str | None) -> bool:
-    """As the capture hook does, with a state of ones everywhere; whether there was a ticket."""
+def code(token: int) -> bytes:
+    """A token as CODE_BITS numbers in bf16, each 1 or -1."""
+    return b"".join(b"\x80\x3f" if token >> bit & 1 else b"\x80\xbf" for bit in range(CODE_BITS))
+
+
+def capture(hooks: list, rid: str | None, input_ids: list[int]) -> bool:
+    """As the capture hook does: each state spells the next token, which lm_head (see `code`) then proposes first."""
     for hook in hooks or []:
         ticket = os.path.join(hook["config"]["tickets"], f"{rid}.json")
         if os.path.exists(ticket):
             with open(ticket) as file:
                 slot = json.load(file)
+            last = b"".join(map(code, [*input_ids[1:], 0]))
             with open(slot["path"], "r+b") as file:
-                for part in ("aux", "last"):
-                    file.seek(slot[part])
-                    file.write(b"\x80\x3f" * (slot["rows"] * slot[f"{part}_bytes"] // 2))
+                for name, rows in (("aux", 3 * last), ("last", last)):
+                    start, row_bytes = slot["places"][name]
+                    assert len(rows) == slot["rows"] * row_bytes
+                    file.seek(start)
+                    file.write(rows)
             with open(ticket.removesuffix("json") + "done", "w"):
                 return True
     return False
@@ -138,7 +147,7 @@ class Server:
             output_ids, kind = [EOS], "stop"
         reason = {"type": kind, "matched": EOS} if kind == "stop" else {"type": kind, "length": len(output_ids)}
         self.answers += 1
-        captured = capture(self.options.forward_hooks, body.get("rid"))
+        captured = capture(self.options.forward_hooks, body.get("rid"), ids)
         if self.options.answered and ids != PROBE and not captured:
             with open(self.options.answered, "a") as file:
                 file.write(f"{hash(tuple(ids))}\n")

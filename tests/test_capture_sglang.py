@@ -9,11 +9,13 @@ from conftest import ROOT, SMOLLM2_GGUF
 from eyas.capture import Shape, capture_shard, layers_of
 from eyas.config import Sglang, Target, load
 from eyas.corpus import build_corpus
+from eyas.encoding import decode
 from eyas.states import Shard
 from eyas.target.embedded import Embedded
+from eyas.target.head import Head, extract_head
 from eyas.target.launch import Capturing, open_engine
 from sglang_server import PYTHON, cpu_env, cpu_flags, require_sglang_cpu, shared_model
-from test_capture import opened, tensor
+from test_capture import opened, settings_for
 from test_corpus import SETTINGS, record, write
 
 pytestmark = pytest.mark.xdist_group("sglang")  # one real server at a time
@@ -52,10 +54,17 @@ def corpus(smollm2, tmp_path_factory):
     return folder / "corpus/train.parquet"
 
 
-def capture(engine, corpus, layers, out):
-    settings = CONFIG.capture_settings()
-    settings["capture"] |= {"concurrency": 4}
-    capture_shard(settings, corpus, layers, HIDDEN, 0, 1, engine, out)
+@pytest.fixture(scope="module")
+def head(model, tmp_path_factory):
+    out = tmp_path_factory.mktemp("head") / "head.safetensors"
+    extract_head(CONFIG.target.model_copy(update={"model": str(model)}), out)
+    return Head.load(out)
+
+
+def capture(engine, corpus, layers, head, out):
+    settings = {**settings_for(head, concurrency=4, min_agreement_sampled=0.1), "greedy": []}
+    stats = capture_shard(settings, corpus, layers, head, 0, 1, engine, out)
+    assert stats["agreement"]["sampled"]["checked"] > 200, "of a real text's tokens"
     shard = Shard(out)
     shard.verify()
     assert sorted(shard.arrays["offsets"][1:] - shard.arrays["offsets"][:-1]) == sorted(LENGTHS)
@@ -99,16 +108,20 @@ def samples(shard):
     offsets = shard.arrays["offsets"]
     for start, stop in zip(offsets[:-1], offsets[1:], strict=True):
         rows = slice(start, stop)
-        yield shard.arrays["input_ids"][rows].tolist(), tensor(shard, "aux", rows), tensor(shard, "last", rows)
+        yield shard.arrays["input_ids"][rows].tolist(), *(decode(shard.arrays, name, rows) for name in ("aux", "last"))
 
 
-def test_both_engines_capture_what_transformers_computes(model, corpus, oracle, tmp_path):
+def test_both_engines_capture_what_transformers_computes(model, corpus, oracle, head, tmp_path):
     layers, engine = served(model, tmp_path)
     assert layers == (2, 15, 27)
     shards = [
-        capture(engine, corpus, layers, tmp_path / "sglang.safetensors"),
+        capture(engine, corpus, layers, head, tmp_path / "sglang.safetensors"),
         capture(
-            lambda: opened(Embedded(model, device="cpu", layers=layers)), corpus, layers, tmp_path / "e.safetensors"
+            lambda: opened(Embedded(model, device="cpu", layers=layers)),
+            corpus,
+            layers,
+            head,
+            tmp_path / "e.safetensors",
         ),
     ]
     for shard in shards:
@@ -124,8 +137,8 @@ def test_both_engines_capture_what_transformers_computes(model, corpus, oracle, 
     assert not list((tmp_path / "state").rglob("tickets/*")), "no ticket is left"
 
 
-def test_layers_of_ones_own_choice(model, corpus, oracle, tmp_path):
+def test_layers_of_ones_own_choice(model, corpus, oracle, head, tmp_path):
     layers, engine = served(model, tmp_path, explicit=(3, 14, 28))
-    for input_ids, aux, _ in samples(capture(engine, corpus, layers, tmp_path / "x.safetensors")):
+    for input_ids, aux, _ in samples(capture(engine, corpus, layers, head, tmp_path / "x.safetensors")):
         states = oracle(input_ids)
         assert likeness(aux, torch.cat([states[layer] for layer in layers], dim=-1)).min() > ALIKE

@@ -17,8 +17,9 @@ import tiny_kimi
 from conftest import HUB, ROOT, SNAKEMAKE
 from eyas.config import load
 from eyas.states import Shard
+from fake_server import CODE_BITS
 from stand_in_hub import StandInHub
-from workflow_copy import copy_workflow
+from workflow_copy import copy_workflow, write_coded_model
 
 USER, END, UNTHINK = 163587, 163586, 163607
 EXPECTED = json.loads((HUB / "EXPECTED.json").read_text())
@@ -31,9 +32,10 @@ def hub(tmp_path_factory):
         (root / owner.name).symlink_to(owner)
     tiny_kimi.build(root / "moonshotai/Kimi-K2.5", vocabulary=tiny_kimi.KIMI_RANKS)
     shape = {"architectures": ["KimiK25ForConditionalGeneration"]}
-    shape["text_config"] = {"num_hidden_layers": 61, "hidden_size": 16}  # Kimi's is 7,168 wide
+    shape["text_config"] = {"num_hidden_layers": 61, "hidden_size": CODE_BITS}  # Kimi's is 7,168 wide
     for name, content in (("config.json", shape), ("generation_config.json", {})):
         (root / "moonshotai/Kimi-K2.5" / name).write_text(json.dumps(content))
+    write_coded_model(root / "moonshotai/Kimi-K2.5", vocabulary=163840, prefix="language_model.")
     with StandInHub(root) as hub:
         for dataset in load().datasets.values():
             for source in dataset.sources:

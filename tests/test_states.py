@@ -5,8 +5,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from eyas.encoding import as_bytes, decode, encode
 from eyas.errors import EyasError
-from eyas.states import CAPTURED, QUARANTINED, Sample, Shard, ShardWriter
+from eyas.states import CAPTURED, FORMAT, NOT_FINITE, Sample, Shard, ShardWriter, bytes_per_token
 
 H = 8
 METADATA = {"target": "t", "layers": "2,4,6"}
@@ -27,20 +28,21 @@ def states(sample, k=0):
     return tuple(torch.randn(rows, width, generator=generator).bfloat16() for width in (3 * H, H))
 
 
-def as_bytes(tensor):
-    return tensor.view(torch.uint8).numpy().reshape(-1).data
+def encoded(aux, last, encoding="bf16"):
+    return as_bytes(encode(list(aux.split(H, dim=-1)), last, encoding))
 
 
 def fill(writer, k):
     aux, last = states(writer.samples[k], k)
     half = len(aux) // 2
     for part in (slice(half, None), slice(0, half)):  # chunks, in any order
-        writer.slot(k).write(part.start, as_bytes(aux[part].contiguous()), as_bytes(last[part].contiguous()))
-    return writer.finish(k)
+        slot = writer.slot(k)
+        slot.write(part.start, encoded(aux[part], last[part], slot.encoding))
+    writer.finish(k)
 
 
-def write(path, given, **more):
-    with ShardWriter(path, given, H, {**METADATA, **more}) as writer:
+def write(path, given, encoding="bf16"):
+    with ShardWriter(path, given, H, METADATA, encoding=encoding) as writer:
         for k in writer.pending:
             fill(writer, k)
         writer.publish()
@@ -81,7 +83,7 @@ def test_an_interrupted_shard_goes_on_where_it_was(tmp_path):
         assert writer.pending == [0, 2]
         slot = writer.slot(3)
     with open(slot.path, "r+b") as file:  # what never reached the disk
-        file.seek(slot.aux + 3)
+        file.seek(slot.places["aux"][0] + 3)
         file.write(b"\x00\x01")
     with ShardWriter(path, given, H, METADATA) as writer:
         assert writer.pending == [0, 2, 3]
@@ -103,26 +105,77 @@ def test_another_content_or_target_starts_anew(tmp_path, other):
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("which", [0, 1])
-def test_states_that_are_not_finite_are_quarantined(tmp_path, bad, which):
+@pytest.mark.parametrize("encoding", ["bf16", "fp8"])
+def test_states_that_are_not_finite_are_seen(tmp_path, bad, which, encoding):
     given = samples(5, 6)
-    with ShardWriter(tmp_path / "x.safetensors", given, H, METADATA) as writer:
-        assert fill(writer, 0)
+    with ShardWriter(tmp_path / "x.safetensors", given, H, METADATA, encoding=encoding) as writer:
+        fill(writer, 0)
         tensors = states(given[1], 1)
+        writer.slot(1).write(0, encoded(*tensors, encoding))
+        assert writer.is_finite(0) and writer.is_finite(1)
         tensors[which][5, 7] = bad
-        writer.slot(1).write(0, *map(as_bytes, tensors))
-        assert not writer.finish(1)
+        writer.slot(1).write(0, encoded(*tensors, encoding))
+        assert writer.is_finite(0) and not writer.is_finite(1)
+        writer.finish(1, NOT_FINITE, (3, 1))
         assert writer.pending == []
         writer.publish()
-    assert Shard(tmp_path / "x.safetensors").arrays["status"].tolist() == [CAPTURED, QUARANTINED]
+    shard = Shard(tmp_path / "x.safetensors")
+    shard.verify()
+    assert shard.arrays["status"].tolist() == [CAPTURED, NOT_FINITE]
+    assert shard.arrays["agreement"].tolist() == [[0, 0], [3, 1]]
 
 
 def test_rows_beyond_a_sample_are_refused(tmp_path):
     with ShardWriter(tmp_path / "x.safetensors", samples(5, 6), H, METADATA) as writer:
         aux, last = states(writer.samples[1])
         with pytest.raises(ValueError, match="rows 0 to 6"):
-            writer.slot(0).write(0, as_bytes(aux), as_bytes(last))
+            writer.slot(0).write(0, encoded(aux, last))
         with pytest.raises(ValueError, match=r"expected 6 of 48"):
-            writer.slot(1).write(0, as_bytes(aux[:, : 2 * H].contiguous()), as_bytes(last))
+            writer.slot(1).write(0, encoded(aux[:, : 2 * H], last))
+        with pytest.raises(ValueError, match="states of aux_scale, aux, last_scale, last, expected aux, last"):
+            writer.slot(1).write(0, encoded(aux, last, "fp8"))
+
+
+def test_fp8_is_half_the_size_and_off_by_a_sixteenth_at_most(tmp_path):
+    """Numbers from 1e-6 to 1e6 beside each other, states of zeros, and a layer far larger than the others."""
+    given, path = samples(40, 9), tmp_path / "x.safetensors"
+    magnitudes = torch.logspace(-6, 6, 40)[:, None]
+    aux, last = states(given[0])
+    aux, last = (aux * magnitudes).bfloat16(), (last * magnitudes).bfloat16()
+    aux[:, 2 * H :] *= 300
+    aux[3, :H] = last[5] = 0
+    with ShardWriter(path, given, H, METADATA, encoding="fp8") as writer:
+        writer.slot(0).write(0, encoded(aux, last, "fp8"))
+        writer.finish(0)
+        fill(writer, 1)
+        writer.publish()
+    shard = Shard(path)
+    shard.verify()
+    assert load_file(path)["aux"].dtype == torch.float8_e4m3fn
+    for name, right in (("aux", aux), ("last", last)):
+        found = decode(shard.arrays, name, slice(0, 40))
+        assert found.dtype == torch.bfloat16 and found.shape == right.shape
+        found, right = (x.float().view(40, -1, H) for x in (found, right))
+        scale = right.abs().amax(dim=-1, keepdim=True) / 448
+        bound = torch.maximum(right.abs() / 16, scale * 2**-10) * (1 + 2**-7)  # and what bf16 rounds
+        assert ((found - right).abs() <= bound).all()
+        assert ((found - right).abs() > bound / 4).any(), "it is fp8"
+    write(tmp_path / "bf16.safetensors", given)
+    assert bytes_per_token(7168, 3, "bf16") - 5 == 57344
+    assert bytes_per_token(7168, 3, "fp8") < 0.51 * bytes_per_token(7168, 3, "bf16")
+
+
+@pytest.mark.parametrize("encoding", ["bf16", "fp8"])
+def test_a_sample_is_read_where_it_lies(tmp_path, encoding):
+    given = samples(5, 1, 30)
+    write(tmp_path / "x.safetensors", given, encoding)
+    shard = Shard(tmp_path / "x.safetensors")
+    for k in (2, 0, 1):
+        rows = slice(*shard.arrays["offsets"][k : k + 2])
+        for name, right in zip(("aux", "last"), states(given[k], k), strict=True):
+            found = decode(shard.arrays, name, rows)
+            assert torch.equal(found, right) if encoding == "bf16" else torch.allclose(found, right, rtol=0.07)
+            assert torch.equal(found[[0, -1]], decode(shard.arrays, name, np.array([rows.start, rows.stop - 1])))
 
 
 def test_damage_is_found_and_named(tmp_path):
@@ -140,7 +193,7 @@ def test_damage_is_found_and_named(tmp_path):
         (whole[:-1], "bytes, expected"),
         (whole[:100], "its header is cut"),
         (b"", "cannot mmap"),
-        (whole.replace(b"eyas-hidden-states-1", b"eyas-hidden-states-0"), "format is"),
+        (whole.replace(FORMAT.encode(), FORMAT.encode()[:-1] + b"0"), "format is"),
     ):
         path.write_bytes(damaged)
         with pytest.raises(EyasError, match=f"not a whole shard of hidden states.*{said}.*{remedy}"):

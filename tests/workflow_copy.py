@@ -6,9 +6,12 @@ import shutil
 import subprocess
 import sys
 
+import torch
 import yaml
+from safetensors.torch import save_file
 
 from conftest import HUB, ROOT, SNAKEMAKE
+from fake_server import CODE_BITS
 
 PARTS = ("Snakefile", "rules", "scripts", "config", "profiles", "envs")
 
@@ -60,6 +63,15 @@ def copy_workflow(root):
             shutil.copy2(source, root / part)
 
 
+def write_coded_model(folder, vocabulary=49152, prefix=""):
+    """Weights of the model that tests/fake_server.py serves: its lm_head reads the tokens that its states spell."""
+    bits = torch.arange(vocabulary)[:, None] >> torch.arange(CODE_BITS) & 1  # [vocabulary, bits]
+    codes = (2 * bits - 1).bfloat16()
+    weights = {f"{prefix}model.embed_tokens.weight": codes, f"{prefix}lm_head.weight": codes.clone()}
+    folder.mkdir(exist_ok=True)
+    save_file(weights, folder / "model.safetensors")
+
+
 def make_workflow(root, names, tokenizer, **sglang):
     """A workflow in `root` for some of the demo's datasets, each with source files of its own, to be damaged at will.
 
@@ -76,9 +88,11 @@ def make_workflow(root, names, tokenizer, **sglang):
             shutil.copytree(HUB / source["folder"].removeprefix("../tests/data/hub/"), copy)
             source["folder"] = f"../hub/{copy.name}"
     shutil.copytree(tokenizer, root / "tokenizer")
-    (root / "tokenizer/config.json").write_text(json.dumps({"num_hidden_layers": 9, "hidden_size": 8}))
+    write_coded_model(root / "model")
+    shape = {"num_hidden_layers": 9, "hidden_size": CODE_BITS}
+    (root / "model/config.json").write_text(json.dumps(shape))
     config["capture"] = {"shards": 2}
-    config["target"] |= {"engine": "sglang", "model": "fake", "weights": None}
+    config["target"] |= {"engine": "sglang", "model": "../model", "weights": None}
     config["target"]["tokenizer"] = {"folder": "../tokenizer", "files": ["*.json", "*.jinja"]}
     served = {"python": sys.executable, "gpus": 0, "env": {"PYTHONPATH": str(ROOT / "tests/fake_sglang")}}
     config["target"]["sglang"] = served | sglang

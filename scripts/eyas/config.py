@@ -206,8 +206,20 @@ class Capture(Strict):
     flags: dict[str, bool | int | float | str | list[str]] = Field(
         default_factory=dict, description="Flags of the capturing server that differ from target.sglang.flags."
     )
+    dtype: Literal["bf16", "fp8"] = Field(
+        "bf16", description="`fp8`: half the disk, each number off by up to 1/16 (see eyas/encoding.py)."
+    )
+    min_agreement: float = Field(
+        0.8, ge=0, le=1, description="Least share of greedy answers' tokens that lm_head must propose from the states."
+    )
+    min_agreement_sampled: float = Field(
+        0.2, ge=0, le=1, description="The same of sampled answers, and of texts that were not generated here."
+    )
     max_quarantined: float = Field(
-        0.001, ge=0, le=1, description="A larger share of samples with states that are not finite fails the shard."
+        0.005, ge=0, le=1, description="A larger share of samples with unsound states fails the shard."
+    )
+    window: int | None = Field(
+        None, ge=2, description="Keep at most so many training shards on the disk: captured ahead, trained on, dropped."
     )
 
     @property
@@ -306,7 +318,11 @@ class Config(Strict):
 
     def capture_settings(self) -> dict:
         """Everything that `hidden_states/` is made with besides the corpus, as plain JSON."""
-        return {"capture": self.capture.model_dump(mode="json"), "target": self.target.model_dump(mode="json")}
+        return {
+            "capture": self.capture.model_dump(mode="json"),
+            "target": self.target.model_dump(mode="json"),
+            "greedy": [n for n in self.names("prompts") if self.generation(n).temperature == 0],
+        }
 
 
 def parse(raw: dict) -> Config:

@@ -111,17 +111,21 @@ def _coverage(coverage: dict) -> Html:
 
 
 def _states(paths: list[Path], shards: list[dict]) -> Html:
-    rows = [
-        [
-            f"{path.parent.name}/{path.stem}",
-            *(s["samples"], s["tokens"], f"{s['bytes'] / 1e9:.2f}", len(s["quarantined"]), f"{s['seconds']:,.0f}"),
-        ]
-        for path, s in zip(paths, shards, strict=True)
-    ]
-    layers = shards[0]["metadata"]["layers"]
-    note = f"States of layers {layers} (indexes into output_hidden_states) and after the final norm, in bf16."
-    heads = ["shard", "samples", "tokens", "GB", "quarantined samples", "seconds"]
-    return pages.section("Hidden states", pages.table(heads, rows, numeric=set(range(1, 6))), note=note)
+    rows = []
+    for path, s in zip(paths, shards, strict=True):
+        checked, agreed = (sum(kind[key] for kind in s["agreement"].values()) for key in ("checked", "agreed"))
+        set_aside = (len(s["quarantined"][reason]) for reason in ("not_finite", "disagrees"))
+        name, gigabytes = f"{path.parent.name}/{path.stem}", f"{s['bytes'] / 1e9:.2f}"
+        share = _percent(agreed / checked if checked else None)
+        rows.append([name, s["samples"], s["tokens"], gigabytes, share, *set_aside, f"{s['seconds']:,.0f}"])
+    metadata = shards[0]["metadata"]
+    note = (
+        f"States of layers {metadata['layers']} (indexes into output_hidden_states) and after the final norm, in "
+        f"{metadata['dtype']}. Agreement: how often lm_head, given the state, proposes the token that the text has next: "
+        "nearly always for greedy answers, often for sampled ones. Samples that disagree, or are not finite, are set aside."
+    )
+    heads = ["shard", "samples", "tokens", "GB", "agreement", "not finite", "disagree", "seconds"]
+    return pages.section("Hidden states", pages.table(heads, rows, numeric=set(range(1, len(heads)))), note=note)
 
 
 def _percent(share: float | None) -> str:

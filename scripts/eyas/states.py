@@ -4,13 +4,17 @@
     aux        bf16  [tokens, 3·H]   the three layers' states, low, mid, high, side by side
     last       bf16  [tokens, H]     the state after the final norm: what lm_head reads
     offsets    int64 [samples + 1]   sample k: rows offsets[k] to offsets[k + 1]
-    status     uint8 [samples]       CAPTURED, or QUARANTINED: its states are not finite and must not be used
-    digests    uint8 [samples, 16]   XXH3-128 of the sample's ids, mask, aux and last rows
+    status     uint8 [samples]       CAPTURED, or why its states must not be used: NOT_FINITE, DISAGREES
+    agreement  uint8 [samples, 2]    positions at which lm_head's top-1 was looked up, and those where it was the text's
+    digests    uint8 [samples, 16]   XXH3-128 of all that is here of the sample
+
+In fp8, aux and last are e4m3, and aux_scale (fp32 [tokens, 3]) and last_scale (fp32 [tokens, 1]) hold what each state
+of each token is multiplied by (see encoding.py).
 
 Sizes are known before the first state is: the file is laid out at once, rows are written where they belong by whoever
 has them (this process, or the server), and a sample is finished once it was read back and found sound. So memory does
 not grow with the shard, and a shard that was interrupted goes on where it was. It gets its name when all samples are
-finished. numpy has no bf16: its bits are handled as uint16.
+finished. numpy has no bf16 and no fp8: their bits are handled as uint16 and uint8.
 """
 
 import hashlib
@@ -28,11 +32,17 @@ import xxhash
 from eyas.errors import EyasError
 from eyas.records import sync_folder
 
-PENDING, CAPTURED, QUARANTINED = 0, 1, 2
-DTYPES = {"I32": np.int32, "U8": np.uint8, "BF16": np.uint16, "I64": np.int64}
+PENDING, CAPTURED, NOT_FINITE, DISAGREES = range(4)
+REASONS = {NOT_FINITE: "not_finite", DISAGREES: "disagrees"}
+DTYPES = {
+    **{"I64": np.int64, "F32": np.float32, "I32": np.int32, "F16": np.float16, "BF16": np.uint16},
+    **{"F8_E4M3": np.uint8, "U8": np.uint8, "BOOL": np.uint8},
+}
+ENCODINGS = {"bf16": "BF16", "fp8": "F8_E4M3"}
+STATES = ("aux_scale", "last_scale", "aux", "last")  # tensors that hold them; bf16 has no scales
 ALIGNMENT = 64  # of the data behind the header
-FORMAT = "eyas-hidden-states-1"
-NOT_FINITE = 0xFF00  # bits of a bf16 without its sign, shifted left: from here on infinities and NaN
+FORMAT = "eyas-hidden-states-2"
+SPECIAL = 0xFF00  # bits of a bf16 without its sign, shifted left: from here on infinities and NaN
 BLOCK = 1 << 16  # numbers that are looked at in one go: they stay in the cache
 
 
@@ -48,27 +58,31 @@ class Sample:
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one sample's rows belong in a file: byte offsets and row widths in bytes."""
+    """Where one sample's rows belong in a file: for each tensor of states the first byte, and the bytes of a row."""
 
     path: str
     rows: int
-    aux: int
-    last: int
-    aux_bytes: int
-    last_bytes: int
+    places: dict[str, tuple[int, int]]
 
-    def write(self, first: int, aux: memoryview, last: memoryview) -> None:
-        """Rows from row `first` on, as bytes. ValueError when they are more than there is room for."""
-        count = len(last) // self.last_bytes
-        if first < 0 or first + count > self.rows or len(aux) != count * self.aux_bytes:
-            raise ValueError(
-                f"rows {first} to {first + count} of {len(aux) / max(1, count):.0f} + {self.last_bytes} bytes, "
-                f"expected {self.rows} of {self.aux_bytes} + {self.last_bytes}"
-            )
+    @property
+    def encoding(self) -> str:
+        return "fp8" if "aux_scale" in self.places else "bf16"
+
+    def write(self, first: int, rows: dict[str, memoryview]) -> None:
+        """Rows from row `first` on, as bytes of each tensor. ValueError when they do not fit."""
+        if rows.keys() != self.places.keys():
+            raise ValueError(f"states of {', '.join(rows)}, expected {', '.join(self.places)}")
+        count = len(rows["last"]) // self.places["last"][1]
+        for name, (_, row_bytes) in self.places.items():
+            if first < 0 or first + count > self.rows or len(rows[name]) != count * row_bytes:
+                raise ValueError(
+                    f"{name}: rows {first} to {first + count} of {len(rows[name]) / max(1, count):.0f} bytes, "
+                    f"expected {self.rows} of {row_bytes}"
+                )
         file = os.open(self.path, os.O_WRONLY)
         try:
-            _write_at(file, self.aux + first * self.aux_bytes, aux)
-            _write_at(file, self.last + first * self.last_bytes, last)
+            for name, (start, row_bytes) in self.places.items():
+                _write_at(file, start + first * row_bytes, rows[name])
         finally:
             os.close(file)
 
@@ -82,11 +96,20 @@ def _write_at(file: int, offset: int, data: memoryview) -> None:
 class ShardWriter:
     """Writes path; until it is published, path lies beside it as .<name>.partial.
 
-    metadata: strings that say what the states are (see `capture.metadata_of`); they decide whether an unfinished file
-    can be gone on with. hidden: H. layers: how many states `aux` holds side by side.
+    metadata: strings that say what the states are; they decide whether an unfinished file can be gone on with.
+    hidden: H. layers: how many states `aux` holds side by side. encoding: a key of ENCODINGS.
     """
 
-    def __init__(self, path: Path, samples: Sequence[Sample], hidden: int, metadata: dict[str, str], layers: int = 3):
+    def __init__(
+        self,
+        path: Path,
+        samples: Sequence[Sample],
+        hidden: int,
+        metadata: dict[str, str],
+        *,
+        layers: int = 3,
+        encoding: str = "bf16",
+    ):
         self.path, self.samples = path, samples
         self.partial = path.with_name(f".{path.name}.partial")
         self.offsets = np.concatenate([[0], np.cumsum([len(s.input_ids) for s in samples])]).astype(np.int64)
@@ -97,12 +120,12 @@ class ShardWriter:
             content.update(sample.input_ids.astype(np.int32).tobytes() + sample.loss_mask.astype(np.uint8).tobytes())
         self.layout = Layout.of(
             {
-                "aux": ("BF16", (tokens, layers * hidden)),
-                "last": ("BF16", (tokens, hidden)),
                 "offsets": ("I64", (len(samples) + 1,)),
+                **states_layout(tokens, hidden, layers, encoding),
                 "input_ids": ("I32", (tokens,)),
                 "loss_mask": ("U8", (tokens,)),
                 "status": ("U8", (len(samples),)),
+                "agreement": ("U8", (len(samples), 2)),
                 "digests": ("U8", (len(samples), 16)),
             },
             {"format": FORMAT, "samples": ids, "content": content.hexdigest(), **metadata},
@@ -150,23 +173,25 @@ class ShardWriter:
 
     def slot(self, k: int) -> Slot:
         """Where sample k's rows belong."""
-        aux, last = self.layout.tensors["aux"], self.layout.tensors["last"]
         start, rows = int(self.offsets[k]), int(self.offsets[k + 1] - self.offsets[k])
-        return Slot(
-            str(self.partial.absolute()),
-            rows,
-            aux.start + start * aux.row_bytes,
-            last.start + start * last.row_bytes,
-            aux.row_bytes,
-            last.row_bytes,
-        )
+        tensors = {name: self.layout.tensors[name] for name in STATES if name in self.layout.tensors}
+        places = {name: (t.start + start * t.row_bytes, t.row_bytes) for name, t in tensors.items()}
+        return Slot(str(self.partial.absolute()), rows, places)
 
-    def finish(self, k: int) -> bool:
-        """Read sample k's rows back; False when a state is not finite (then it is marked as quarantined)."""
-        finite = all(is_finite(self.arrays[name][self.offsets[k] : self.offsets[k + 1]]) for name in ("aux", "last"))
+    def rows(self, k: int) -> slice:
+        """The rows of sample k in each tensor of tokens."""
+        return slice(int(self.offsets[k]), int(self.offsets[k + 1]))
+
+    def is_finite(self, k: int) -> bool:
+        """Whether no state of sample k is infinite or NaN."""
+        names = [name for name in STATES if name in self.arrays]
+        return all(is_finite(self.arrays[name][self.rows(k)]) for name in names)
+
+    def finish(self, k: int, status: int = CAPTURED, agreement: tuple[int, int] = (0, 0)) -> None:
+        """Sample k's rows are written and looked at: seal them."""
+        self.arrays["agreement"][k] = agreement
+        self.arrays["status"][k] = status
         self.arrays["digests"][k] = np.frombuffer(digest_of(self.arrays, k), dtype=np.uint8)
-        self.arrays["status"][k] = CAPTURED if finite else QUARANTINED
-        return finite
 
     def publish(self) -> None:
         """Give the file its name; every sample must be finished."""
@@ -218,19 +243,42 @@ class Shard:
 
 
 def digest_of(arrays: dict[str, np.ndarray], k: int) -> bytes:
-    """16 bytes over sample k's ids, mask, aux and last rows."""
+    """16 bytes over all that a shard holds of sample k."""
     start, end = arrays["offsets"][k], arrays["offsets"][k + 1]
     digest = xxhash.xxh3_128()
-    for name in ("input_ids", "loss_mask", "aux", "last"):
-        digest.update(arrays[name][start:end])
+    for name in ("status", "agreement"):
+        digest.update(arrays[name][k : k + 1])
+    for name in ("input_ids", "loss_mask", *STATES):
+        if name in arrays:
+            digest.update(arrays[name][start:end])
     return digest.digest()
 
 
-def is_finite(bits: np.ndarray) -> bool:
-    """Whether no bf16 number (its bits as uint16, contiguous) is infinite or NaN."""
-    flat = bits.reshape(-1)
+def is_finite(numbers: np.ndarray) -> bool:
+    """Whether no number is infinite or NaN; bf16 and e4m3 come as bits, contiguous (e4m3 has no infinity)."""
+    if numbers.dtype == np.float32:
+        return bool(np.isfinite(numbers).all())
+    flat = numbers.reshape(-1)
     blocks = (flat[k : k + BLOCK] for k in range(0, len(flat), BLOCK))
-    return all((block << np.uint16(1)).max() < NOT_FINITE for block in blocks)
+    if numbers.dtype == np.uint8:
+        return all((block & 0x7F).max() < 0x7F for block in blocks)
+    return all((block << np.uint16(1)).max() < SPECIAL for block in blocks)
+
+
+def states_layout(tokens: int, hidden: int, layers: int, encoding: str) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Type and shape of each tensor that holds states."""
+    dtype = ENCODINGS[encoding]
+    scales = {"aux_scale": ("F32", (tokens, layers)), "last_scale": ("F32", (tokens, 1))}
+    return {
+        **(scales if encoding == "fp8" else {}),
+        "aux": (dtype, (tokens, layers * hidden)),
+        "last": (dtype, (tokens, hidden)),
+    }
+
+
+def bytes_per_token(hidden: int, layers: int, encoding: str) -> int:
+    """Of a shard: states, token id and mask."""
+    return sum(Tensor(*kind, 0).row_bytes for kind in states_layout(1, hidden, layers, encoding).values()) + 5
 
 
 # The safetensors layout

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from eyas.encoding import as_bytes, encode
 from eyas.states import Slot
 
 QUEUE = 64  # pieces that wait to be written; then the model waits
@@ -51,8 +52,9 @@ class CaptureHook:
             rows = slice(start, start + count)
             start += count
             if ticket := self._ticket(rid):
-                parts = [aux[rows]] if isinstance(aux, torch.Tensor) else [a[rows] for a in aux]
-                self.queue.put((ticket, int(first), *_on_cpu([*parts, last[rows]])))
+                parts = aux[rows].split(last.shape[-1], dim=-1) if torch.is_tensor(aux) else [a[rows] for a in aux]
+                states = encode([p.detach() for p in parts], last[rows].detach(), ticket.slot.encoding)
+                self.queue.put((ticket, int(first), *_on_cpu(states)))
 
     def _ticket(self, rid: str) -> "_Ticket | None":
         if rid not in self.open:
@@ -65,13 +67,12 @@ class CaptureHook:
 
     def _write(self) -> None:
         while True:
-            ticket, first, tensors, copied = self.queue.get()
+            ticket, first, states, copied = self.queue.get()
             try:
                 if copied is not None:
                     copied.synchronize()
-                *parts, last = tensors
-                ticket.slot.write(first, as_bytes(torch.cat(parts, dim=-1)), as_bytes(last))
-                ticket.rows += len(last)
+                ticket.slot.write(first, as_bytes(states))
+                ticket.rows += len(states["last"])
                 if ticket.rows >= ticket.slot.rows:
                     self._close(ticket, "done", "")
             except Exception as error:  # the server must live on; who asked is told
@@ -96,19 +97,13 @@ def _rank() -> int:
     return get_tensor_model_parallel_rank()
 
 
-def _on_cpu(tensors: list[torch.Tensor]) -> tuple[list[torch.Tensor], "torch.cuda.Event | None"]:
-    """Copies in bf16, and the event after which they are whole; the model may reuse its own at once."""
-    tensors = [t.detach().to(torch.bfloat16) for t in tensors]
-    if not tensors[0].is_cuda:
-        return [t.clone() for t in tensors], None
-    copies = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in tensors]
-    for copy, tensor in zip(copies, tensors, strict=True):
-        copy.copy_(tensor, non_blocking=True)
+def _on_cpu(states: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], "torch.cuda.Event | None"]:
+    """Copies, and the event after which they are whole; the model may reuse its own memory at once."""
+    if not states["last"].is_cuda:
+        return {name: t.clone() for name, t in states.items()}, None
+    copies = {name: torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for name, t in states.items()}
+    for name, copy in copies.items():
+        copy.copy_(states[name], non_blocking=True)
     event = torch.cuda.Event()
     event.record()
     return copies, event
-
-
-def as_bytes(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a tensor in the CPU's memory."""
-    return tensor.contiguous().view(torch.uint8).numpy().reshape(-1).data

@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from transformers import AttentionInterface, AutoModelForCausalLM
 
 from eyas.config import Generation
+from eyas.encoding import as_bytes, encode
 from eyas.errors import EyasError
-from eyas.target.capture_hook import as_bytes
 from eyas.target.engine import Answer, Captured, CaptureRequest, Refusal, Request, seed_of
 
 ATTENTION = "eyas_pens"
@@ -142,12 +142,11 @@ class Embedded:
             output_hidden_states=True,
             eyas_step=step,
         )
-        states = [*(out.hidden_states[layer][0] for layer in self.layers), out.last_hidden_state[0]]
-        *aux, last = (state.to(torch.bfloat16).cpu() for state in states)
-        aux = torch.cat(aux, dim=-1)  # [tokens, layers · H]
+        aux, last = [out.hidden_states[layer][0] for layer in self.layers], out.last_hidden_state[0]  # [tokens, H] each
         for request, join in zip(batch, step.joining, strict=True):
             rows = slice(join.start, join.stop)
-            request.slot.write(0, as_bytes(aux[rows]), as_bytes(last[rows]))
+            states = encode([a[rows] for a in aux], last[rows], request.slot.encoding)
+            request.slot.write(0, as_bytes({name: t.cpu() for name, t in states.items()}))
         return [Captured(request.id) for request in batch]
 
     def _refusal(self, request: Request | CaptureRequest) -> Refusal | None:
