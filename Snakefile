@@ -6,6 +6,7 @@ What there is to build, stage by stage (later stages join the list):
     generated   responses/<dataset>/tokenized_data.jsonl: the target's answers, token for token
     corpus      corpus/{train,heldout}.parquet, and draft_vocab/map.safetensors, the tokens that the draft can propose
     captured    hidden_states/{train,heldout}/<shard>.safetensors: the target's states on the corpus
+    trained     draft/{model.safetensors,config.json}: the draft, as SGLang serves it
     all         every file of every dataset, and the report's pages
 
 To ask before or after: `probe` (the first rows of each dataset through its adapter), `plan` (tokens, disk,
@@ -30,6 +31,7 @@ include: "rules/prepare.smk"
 include: "rules/generate.smk"
 include: "rules/corpus.smk"
 include: "rules/capture.smk"
+include: "rules/train.smk"
 include: "rules/inventory.smk"
 
 
@@ -56,9 +58,11 @@ rule all:
         CORPUS,
         VOCABULARY,
         STATES,
+        DRAFT,
         expand("reports/prepared/{dataset}.html", dataset=DATASETS),
         expand("reports/responses/{dataset}.html", dataset=PROMPT_DATASETS),
         "reports/corpus.html",
+        "reports/training.html",
         "reports/tally.html",
 
 
@@ -85,3 +89,9 @@ rule captured:
     """The fourth stage: the target's hidden states on the corpus."""
     input:
         STATES,
+
+
+rule trained:
+    """The fifth stage: the draft."""
+    input:
+        DRAFT,

@@ -1,6 +1,6 @@
 """Measure what the issue promises, as ratios against what the libraries alone can do.
 
-    python benchmarks/run.py [--only prepare|scan|answers|embedded|corpus|states|dryrun] [--quick] [--rounds 5]
+    python benchmarks/run.py [--only prepare|scan|answers|embedded|corpus|states|training|dryrun] [--quick] [--rounds 5]
 
 Each side runs in a process of its own (sides.py), so that its peak memory is its own; the sides of a comparison take
 turns, round after round, and a ratio is taken within a round: what else the machine does then falls on both. Prints a
@@ -267,11 +267,22 @@ def embedded(rounds: int, quick: bool) -> tuple[list[Row], dict]:
 
 def corpus(rounds: int, quick: bool) -> tuple[list[Row], dict]:
     data.records(quick)
-    r = in_turns({"orjson alone": ["orjson"], "corpus": ["corpus"]}, rounds, quick)
-    amount, peak = r["corpus"][0]["records"] / 1000, median(r["corpus"], "peak_mb")
+    sides = {"orjson alone": ["orjson"], "1 thread": ["corpus"], "2 threads": ["corpus", "--threads", "2"]}
+    r = in_turns(sides, rounds, quick)
+    one, two, alone = r["1 thread"], r["2 threads"], r["orjson alone"]
+    amount = two[0]["records"] / 1000
+    peak = median(two, "peak_mb") + 2 * median(two, "peak_worker_mb")  # what they share counts more than once
     return [
-        compare("corpus / orjson alone", "k records/s", amount, r["corpus"], r["orjson alone"], 0.5),
-        Row("    peak memory", f"{peak:.0f} MB", "", "", "< 2,000 MB", peak < 2000),
+        compare("corpus, 2 threads / orjson alone", "k records/s", amount, two, alone, 0.5, cores=2),
+        compare("    1 thread / orjson alone", "k records/s", amount, one, alone, None),
+        Row(
+            "    peak memory, 2 threads",
+            f"{peak:.0f} MB",
+            f"{median(one, 'peak_mb'):.0f} MB, 1 thread",
+            "",
+            "< 2,000 MB",
+            peak < 2000,
+        ),
     ], r
 
 
@@ -312,6 +323,48 @@ def states(rounds: int, quick: bool) -> tuple[list[Row], dict]:
     return rows, raw
 
 
+# Other trainers on a machine whose fp32 products ran at 220 GFLOP/s: the faster one's tokens/s by number of steps.
+PEERS = {4: 605, 7: 327}
+
+
+def training(rounds: int, quick: bool) -> tuple[list[Row], dict]:
+    """A step of the training-time test beside the machine's own products, measured in the same process."""
+    sides = {
+        f"{steps} steps, {dtype}": ["train", "--threads", "2", "--steps", str(steps), "--dtype", dtype]
+        for steps in PEERS
+        for dtype in ("float32", "bfloat16")
+    }
+    raw, rows = in_turns(sides, rounds, quick), []
+    for steps, peer in PEERS.items():
+        for dtype in ("float32", "bfloat16"):
+            results, wide = raw[f"{steps} steps, {dtype}"], dtype == "float32"
+            rates = [r["tokens"] / r["seconds"] for r in results]
+            if wide:
+                shares = sorted(r["gflop"] / r["seconds"] / r["product_rate"] for r in results)
+                what, goal = "the machine's own products", 0.8
+                reference = f"{median(results, 'product_rate'):,.0f} GFLOP/s"
+            else:
+                pairs = zip(rates, results, strict=True)
+                shares = sorted(rate / (peer * r["fp32_rate"] / 220) for rate, r in pairs)
+                what, goal = f"the best fp32 peer ({peer} tokens/s at 220 GFLOP/s)", 3
+                reference = f"{peer * median(results, 'fp32_rate') / 220:,.0f} tokens/s"
+            middle = statistics.median(shares)
+            rows.append(
+                Row(
+                    f"{steps} steps, {dtype} / {what}",
+                    f"{statistics.median(rates):,.0f} tokens/s",
+                    reference,
+                    f"{shares[0]:.2f} – {middle:.2f} – {shares[-1]:.2f}",
+                    f"≥ {goal}",
+                    middle >= goal,
+                )
+            )
+            peak = median(results, "peak_mb")
+            limit = 1700 if steps == 4 else 1975
+            rows.append(Row("    peak memory", f"{peak:.0f} MB", "", "", f"< {limit:,} MB", peak < limit))
+    return rows, raw
+
+
 def dryrun(rounds: int, quick: bool) -> tuple[list[Row], dict]:
     seconds = []
     for _ in range(3):
@@ -332,6 +385,7 @@ SECTIONS = {
     "embedded": embedded,
     "corpus": corpus,
     "states": states,
+    "training": training,
     "dryrun": dryrun,
 }
 

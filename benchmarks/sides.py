@@ -7,6 +7,7 @@
     python benchmarks/sides.py scan --times 2
     python benchmarks/sides.py stage --url http://127.0.0.1:30000 --prompts 96 --concurrency 8
     python benchmarks/sides.py embedded --threads 2
+    python benchmarks/sides.py train --threads 2 --steps 4 --dtype bfloat16
     python benchmarks/sides.py prepare --set chat --quick --profile       (where the time goes)
 
 Prints one JSON line: `seconds` of the part that counts, `peak_mb` of the process, and what was done in it.
@@ -348,7 +349,7 @@ def corpus(args, watch: Watch) -> dict:
     folder = data.records(args.quick)
     source = Source("bench", folder / "tokenized_data.jsonl", "bench")
     with scratch() as out, watch:
-        stats = build_corpus({"max_tokens": 4096, "heldout": 0.01}, [source], out)
+        stats = build_corpus({"max_tokens": 4096, "heldout": 0.01}, [source], out, threads=args.threads)
     return {"records": stats["kept"]}
 
 
@@ -390,7 +391,9 @@ def write_states(args, watch: Watch) -> dict:
     with scratch() as out, watch, ShardWriter(out / "x.safetensors", samples, STATES["hidden"], {}) as writer:
         for k in writer.pending:
             rows = slice(k * STATES["sample"], (k + 1) * STATES["sample"])
-            writer.slot(k).write(0, aux[rows].reshape(-1).view("u1").data, last[rows].reshape(-1).view("u1").data)
+            states = {"aux": aux[rows], "last": last[rows]}
+            writer.slot(k).write(0, {name: bits.reshape(-1).view("u1").data for name, bits in states.items()})
+            assert writer.is_finite(k)
             writer.finish(k)
         writer.publish()
     return {"mb": round((aux.nbytes + last.nbytes) / 1e6)}
@@ -413,15 +416,24 @@ def capture(args, watch: Watch) -> dict:
     from contextlib import nullcontext
 
     from eyas.capture import capture_shard
+    from eyas.config import Target
+    from eyas.target.head import Head, extract_head
     from eyas.target.sglang import RunningServer, SglangEngine
 
     engine = SglangEngine(RunningServer(args.url, args.model), Path(args.tickets))
-    settings = {**generate_settings(args, engine="sglang"), "capture": {"concurrency": args.concurrency}}
+    asked = {
+        "concurrency": args.concurrency,
+        "min_agreement_sampled": 0.0,
+        "max_quarantined": 1.0,
+    }  # prompts, not answers
+    settings = {**generate_settings(args, engine="sglang"), "capture": asked, "greedy": []}
     with scratch() as out:
         corpus = _prefilled(args, out)
+        extract_head(Target.model_validate(settings["target"]), out / "head.safetensors")
+        head = Head.load(out / "head.safetensors")
         with watch:
             stats = capture_shard(
-                settings, corpus, (2, 15, 27), 576, 0, 1, lambda: nullcontext(engine), out / "x.safetensors"
+                settings, corpus, (2, 15, 27), head, 0, 1, lambda: nullcontext(engine), out / "x.safetensors"
             )
     return {"tokens": stats["tokens"]}
 
@@ -431,11 +443,10 @@ def prefill(args, watch: Watch) -> dict:
     import asyncio
 
     import aiohttp
-
-    from eyas.capture import samples_of
+    import pyarrow.parquet as pq
 
     with scratch() as out:
-        waiting = deque(sample.input_ids.tolist() for sample in samples_of(_prefilled(args, out), 0, 1))
+        waiting = deque(pq.read_table(_prefilled(args, out), columns=["input_ids"])["input_ids"].to_pylist())
     tokens = sum(map(len, waiting))
 
     async def ask(session: aiohttp.ClientSession) -> None:
@@ -471,11 +482,99 @@ def _prefilled(args, out: Path) -> Path:
     return out / "corpus/train.parquet"
 
 
+# Training
+
+
+def train_steps(args, watch: Watch) -> dict:
+    """Optimizer steps on 8 × 512 tokens of SmolLM2's draft, every position supervised, and products beside them.
+
+    seconds: of the fastest step, teacher and optimizer included. gflop: of the matrix products that a step makes.
+    product_rate: of a product of the draft's own sizes in the same dtype, the best of those before and after each step,
+    GFLOP/s; fp32_rate: the same in fp32.
+    """
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from eyas.eagle3.model import Draft, DraftConfig
+    from eyas.eagle3.supervision import Batch, Objective, supervise
+    from eyas.eagle3.teacher import Teacher
+    from eyas.eagle3.ttt import training_time_test
+
+    torch.set_num_threads(args.threads)
+    dtype, steps = getattr(torch, args.dtype), 1 if args.quick else 4
+    hidden, vocab, documents, length = 576, 49152, 8, 512
+    g = torch.Generator().manual_seed(0)
+    config = DraftConfig(
+        hidden_size=hidden, intermediate_size=1536, num_attention_heads=9, num_key_value_heads=3, head_dim=64,
+        vocab_size=vocab, draft_vocab_size=8192, max_position_embeddings=8192, aux_layers=(2, 15, 27), rope_theta=1e5,
+    )  # fmt: skip
+    kept = torch.arange(0, vocab, 6)
+    t2d = torch.zeros(vocab, dtype=torch.bool)
+    t2d[kept] = True
+    head = torch.randn(vocab, hidden, generator=g) * 0.05
+    head[~t2d] *= 0.25  # so that the top-1 is one of the draft's tokens
+    tokens = documents * length
+    batch = Batch(
+        torch.randint(vocab, (tokens,), generator=g),
+        torch.ones(tokens),
+        torch.randn(tokens, 3 * hidden, generator=g),
+        torch.randn(tokens, hidden, generator=g),
+        torch.arange(0, tokens + 1, length),
+    )
+    embeddings = torch.randn(vocab, hidden, generator=g) * 0.05
+    draft = Draft.from_target(config, embeddings, head, kept - torch.arange(8192), t2d)
+    teacher, objective = Teacher(head, t2d, dtype), Objective(steps=args.steps)
+    parameters = list(draft.trainable().values())
+    optimizer = torch.optim.AdamW(parameters, lr=1e-4, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+
+    def step() -> tuple[float, int]:
+        start = time.perf_counter()
+        plan = supervise(batch, teacher.targets(batch, objective), t2d, objective)
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            result = training_time_test(draft, batch, plan, objective)
+        result.loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        return time.perf_counter() - start, int(plan.counts[0])
+
+    def rate(of: torch.dtype) -> float:
+        a, b, best = torch.randn(tokens, hidden, dtype=of), torch.randn(1536, hidden, dtype=of), 1e9
+        for _ in range(5):
+            start = time.perf_counter()
+            torch.nn.functional.linear(a, b)
+            best = min(best, time.perf_counter() - start)
+        return 2 * tokens * hidden * 1536 / best / 1e9
+
+    aten = torch.ops.aten  # the counter knows their forms that are not in place
+    counted = {
+        aten.addmm_: lambda _, a, b, *rest, **more: 2 * a[0] * a[1] * b[1],
+        aten.baddbmm_: lambda _, a, b, *rest, **more: 2 * a[0] * a[1] * a[2] * b[2],
+    }
+    with FlopCounterMode(display=False, custom_mapping=counted) as flops:
+        _, supervised = step()
+    seconds, rates, fp32 = [], [rate(dtype)], [rate(torch.float32)]
+    with watch:
+        for _ in range(steps):
+            seconds.append(step()[0])
+            rates.append(rate(dtype))
+            fp32.append(rate(torch.float32))
+    watch.seconds = min(seconds)
+    return {
+        "tokens": tokens,
+        "supervised": supervised,
+        "all_seconds": [round(s, 3) for s in seconds],
+        "gflop": round(flops.get_total_flops() / 1e9),
+        "product_rate": round(max(rates)),
+        "fp32_rate": round(max(fp32)),
+    }
+
+
 SIDES = {
     **{"tokenizer": tokenizer_alone, "prepare": prepare, "masks": masks, "pyarrow": pyarrow_alone, "scan": scan},
     **{"stage": stage, "load-generator": load_generator, "embedded": embedded, "transformers": transformers_alone},
     **{"corpus": corpus, "orjson": orjson_alone, "write-states": write_states, "safetensors": safetensors_alone},
-    **{"capture": capture, "prefill": prefill},
+    **{"capture": capture, "prefill": prefill, "train": train_steps},
 }
 
 
@@ -491,12 +590,14 @@ def main(argv=None) -> int:
     parser.add_argument("--concurrency", type=int, default=64, help="answers at once; default: 64")
     parser.add_argument("--loss-mask", choices=("assistant", "after_first_user"), default="assistant")
     parser.add_argument("--times", type=int, default=1, help="how often the table is read in a row; default: 1")
+    parser.add_argument("--steps", type=int, default=4, help="of the training-time test; default: 4")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the products")
     parser.add_argument("--quick", action="store_true", help="a tenth of the data")
     parser.add_argument("--profile", action="store_true", help="print the functions that take the time")
     args = parser.parse_args(argv)
     os.environ.update(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1", HF_HUB_OFFLINE="1", GOMP_SPINCOUNT="30000")
     sys.path.insert(0, str(data.ROOT / "scripts"))
-    if args.side not in ("embedded", "transformers"):
+    if args.side not in ("embedded", "transformers", "train"):
         from eyas.chat import keep_torch_out
 
         keep_torch_out()

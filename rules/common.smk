@@ -36,6 +36,7 @@ STATES = [
     for split, count in CONFIG.capture.counts.items()
     for k in range(count)
 ]
+DRAFT = [f"draft/{name}" for name in ("model.safetensors", "config.json", "metrics.jsonl", "training.json")]
 
 # What the target's engine needs: converted weights (no file when the engine loads them itself), GPUs for its server.
 TARGET_MODEL = [f"{CONFIG.target.model}/manifest.json"] if CONFIG.target.weights is not None else []
@@ -97,6 +98,11 @@ def vocabulary_settings(wildcards):
 def capture_settings(wildcards):
     """JSON of all that hidden_states/ is made with besides the corpus."""
     return json.dumps(CONFIG.capture_settings())
+
+
+def train_settings(wildcards):
+    """JSON of all that draft/ is made with besides the states."""
+    return json.dumps(CONFIG.train_settings())
 
 
 def whole_config(wildcards):

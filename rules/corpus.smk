@@ -26,7 +26,8 @@ rule build_corpus:
     params:
         settings=corpus_settings,
     shell:
-        "python $SCRIPTS/build_corpus.py --output-dir corpus --settings {params.settings:q} &> {log:q}"
+        "python $SCRIPTS/build_corpus.py --output-dir corpus --threads {threads} "
+        "--settings {params.settings:q} &> {log:q}"
 
 
 rule build_vocabulary:

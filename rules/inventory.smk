@@ -72,6 +72,25 @@ rule describe_corpus:
         "--states {input.states:q} --out {output:q} &> {log:q}"
 
 
+rule describe_training:
+    """A page on the training: losses, accuracies, simulated acceptance length, rates."""
+    input:
+        remade_when_blank("reports/training.html"),
+        metrics="draft/metrics.jsonl",
+        summary="draft/training.json",
+    output:
+        report("reports/training.html", caption="report/training.rst", category="Training"),
+    log:
+        "logs/describe_training.log",
+    benchmark:
+        "benchmarks/describe_training.tsv"
+    conda:
+        "../envs/workflow.yaml"
+    shell:
+        "python $SCRIPTS/describe_training.py --metrics {input.metrics:q} --summary {input.summary:q} "
+        "--out {output:q} &> {log:q}"
+
+
 rule tally_records:
     """The inventory as a page; remade when a file or the settings have changed, so that it tells the truth."""
     input:

@@ -22,13 +22,14 @@ def main(argv=None) -> int:
     parser.add_argument("--prepared-dir", type=Path, default=Path("prepared"), help="default: prepared")
     parser.add_argument("--responses-dir", type=Path, default=Path("responses"), help="default: responses")
     parser.add_argument("--output-dir", type=Path, default=Path("corpus"), help="default: corpus")
+    parser.add_argument("--threads", type=int, default=1, help="processes that parse and sort; default: 1")
     parser.add_argument("--configfile", type=Path, action="append", help="instead of config/*.yaml; may be repeated")
     parser.add_argument("--settings", type=json.loads, help="JSON of all settings (Snakemake passes it)")
     args = parser.parse_args(argv)
     log_to_stderr()
     settings = args.settings or load(args.configfile).corpus_settings()
     sources = sources_of(settings["datasets"], settings["tokenized"], args.prepared_dir, args.responses_dir)
-    build_corpus(settings, sources, args.output_dir)
+    build_corpus(settings, sources, args.output_dir, threads=args.threads)
     return 0
 
 

@@ -11,10 +11,11 @@ import os
 from functools import partial
 from pathlib import Path
 
-from eyas.capture import Shape, capture_shard, layers_of, shard_path
+from eyas.capture import Shape, capture_shard, layers_of
 from eyas.config import Capture, Target, load
 from eyas.errors import run_command
 from eyas.progress import log_to_stderr
+from eyas.states import shard_path
 from eyas.target.head import Head
 from eyas.target.launch import Capturing, open_engine
 

@@ -22,7 +22,17 @@ from eyas.errors import EyasError
 from eyas.plan import LAYERS, SPARE, free_bytes, size, what_fits
 from eyas.progress import Progress
 from eyas.records import write_json
-from eyas.states import CAPTURED, DISAGREES, NOT_FINITE, PENDING, REASONS, Sample, ShardWriter, bytes_per_token
+from eyas.states import (
+    CAPTURED,
+    DISAGREES,
+    NOT_FINITE,
+    PENDING,
+    REASONS,
+    Sample,
+    ShardWriter,
+    bytes_per_token,
+    shard_path,
+)
 from eyas.target.engine import CaptureRequest, Engine, Refusal, identity_of
 from eyas.target.head import Head
 
@@ -241,11 +251,6 @@ def _refuse_full_disk(tokens: np.ndarray, capture: Capture, hidden: int, out: Pa
         raise EyasError(
             f"{out.parent}: {len(left):,} shards need {size(needed)}, {size(free)} are free: {'; or '.join(ways)}"
         )
-
-
-def shard_path(folder: Path, shard: int, shards: int) -> Path:
-    """The file of one shard of a split's folder."""
-    return folder / f"{shard:05}-of-{shards:05}.safetensors"
 
 
 def lengths_of(corpus: Path) -> np.ndarray:

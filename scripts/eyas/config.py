@@ -188,9 +188,6 @@ class DraftVocabulary(Strict):
     ladder: tuple[int, ...] = Field(
         (4000, 8000, 16000, 32000, 64000), description="Sizes whose coverage is reported besides."
     )
-    warm_start: Path | None = Field(
-        None, description="A draft's model.safetensors: its map is taken over, since its lm_head belongs to it."
-    )
 
 
 class Capture(Strict):
@@ -228,6 +225,83 @@ class Capture(Strict):
         return {"train": self.shards, "heldout": self.heldout_shards}
 
 
+class DraftModel(Strict):
+    """The draft's sizes; null: as the target has it."""
+
+    intermediate_size: int | None = Field(None, ge=1, description="Width of its MLP.")
+    num_attention_heads: int | None = Field(None, ge=1, description="Heads of its attention.")
+    num_key_value_heads: int | None = Field(None, ge=1, description="Heads that share keys and values.")
+    head_dim: int | None = Field(None, ge=2, description="Width of one head.")
+    max_position_embeddings: int | None = Field(None, ge=16, description="The longest context that it is served with.")
+    rope_theta: float | None = Field(None, gt=0, description="Base of its rotary positions.")
+    rope_scaling: dict[str, Any] | None = Field(
+        None, description="Their scaling, as in a Llama config.json; {rope_type: default} for none."
+    )
+    fc_norm: bool = Field(False, description="A norm of each aux state before fc (EAGLE-3.1).")
+    warm_start: str | None = Field(
+        None,
+        description="A draft to start from, in SGLang's form: a folder, or a repository on the Hub. Its sizes and its "
+        "vocabulary are taken over.",
+    )
+    warm_start_revision: str | None = Field(None, description="Commit, tag or branch of a draft on the Hub.")
+
+
+class Training(Strict):
+    """How the draft is trained."""
+
+    steps: int = Field(7, ge=1, description="Steps of the training-time test: how far ahead the draft learns to look.")
+    step_weights: tuple[float, ...] | None = Field(
+        None, description="Weight of each step's loss; null: 0.8 to the power of the step."
+    )
+    supervision: Literal["predicted_token", "next_token", "position"] = Field(
+        "predicted_token",
+        description="Which positions count: those whose predicted token is trained on; or, as other projects have it, "
+        "by the mask of the token before (`next_token`, speculators) or of two before (`position`, SpecForge).",
+    )
+    loss: Literal["kl", "hard", "lk"] = Field(
+        "kl",
+        description="`kl`: the target's distribution; `hard`: the next token, for greedy answers, needs no teacher; "
+        "`lk`: the acceptance rate itself.",
+    )
+    train_lm_head: bool = Field(True, description="false: lm_head stays the target's rows.")
+    scale_aux: bool = Field(True, description="Divide each aux state by its size; folded into fc at export.")
+    epochs: int = Field(1, ge=1, description="Passes over the corpus.")
+    max_minutes: float | None = Field(
+        None, gt=0, description="Training ends after so many minutes, and the rates fall accordingly; null: no limit."
+    )
+    batch_tokens: int = Field(8192, ge=16, description="Tokens that one GPU works on at once; samples are packed.")
+    batches_per_step: int = Field(8, ge=1, description="Such batches for one optimizer step, over all GPUs.")
+    optimizer: Literal["adamw", "muon"] = Field("adamw", description="`muon`: for the matrices, AdamW for the rest.")
+    lr: float = Field(1e-4, gt=0, description="AdamW's peak rate.")
+    muon_lr: float = Field(0.01, gt=0, description="Muon's peak rate.")
+    lm_head_lr: float | None = Field(None, gt=0, description="Peak rate of lm_head; null: lr.")
+    betas: tuple[float, float] = Field((0.9, 0.95), description="Of AdamW.")
+    weight_decay: float = Field(0.0, ge=0, description="Of both optimizers.")
+    clip: float = Field(0.5, gt=0, description="Largest norm of the gradient.")
+    warmup: float = Field(0.02, ge=0, lt=1, description="Share of the training in which the rates rise.")
+    min_lr: float = Field(0.1, ge=0, le=1, description="What is left of the rates at the end (cosine).")
+    max_loss_ratio: float = Field(
+        3.0, gt=1, description="A loss so many times the usual one stops the training before the step is taken."
+    )
+    precision: Literal["auto", "bf16", "fp32"] = Field(
+        "auto", description="Of the products; weights are fp32. auto: bf16 where it is fast."
+    )
+    seed: int = Field(0, ge=0, description="Of the first weights and of the order.")
+    gpus: int = Field(1, ge=0, description="GPUs, one process each (torchrun); 0: the CPU.")
+    sharding: Literal["ddp", "fsdp"] = Field("ddp", description="`fsdp`: for a draft that one GPU cannot hold.")
+    log_every: int = Field(20, ge=1, description="Optimizer steps between two lines of metrics.")
+    evaluate_every: int = Field(500, ge=1, description="Optimizer steps between two judgements on held-out samples.")
+    checkpoint_minutes: float = Field(10, gt=0, description="A killed run loses so many minutes at most.")
+    verify_at_start: bool = Field(
+        True, description="Read all shards and compare their checksums first; false: as they are read."
+    )
+    wandb: str | None = Field(None, description="Project on Weights & Biases; null: none.")
+
+
+# Settings of the training that do not decide what comes of it: a run goes on when they change.
+DECIDES_NO_TRAINING = ("gpus", "log_every", "evaluate_every", "checkpoint_minutes", "verify_at_start", "wandb")
+
+
 class Resources(Strict):
     """What a rule asks of the machine."""
 
@@ -236,6 +310,8 @@ class Resources(Strict):
     generate_threads: int = Field(1, ge=1, description="Threads of one generate job; those of an embedded engine.")
     capture_mem_mb: int = Field(8000, ge=500, description="Memory that one capture job asks for, in MB.")
     generate_mem_mb: int = Field(4000, ge=500, description="Memory that one generate job asks for, in MB.")
+    train_threads: int = Field(8, ge=1, description="Threads of the training, shared by its processes.")
+    train_mem_mb: int = Field(16000, ge=500, description="Memory that the training asks for, in MB.")
 
 
 class Config(Strict):
@@ -245,6 +321,8 @@ class Config(Strict):
     corpus: Corpus = Corpus()
     draft_vocabulary: DraftVocabulary = DraftVocabulary()
     capture: Capture = Capture()
+    draft: DraftModel = DraftModel()
+    train: Training = Training()
     probe_rows: int = Field(300, ge=1, description="Rows of each dataset that `snakemake probe` reads.")
     resources: Resources = Resources()
     datasets: dict[Name, Dataset] = Field(
@@ -314,7 +392,8 @@ class Config(Strict):
 
     def vocabulary_settings(self) -> dict:
         """Everything that `draft_vocab/` is made with besides the corpus, as plain JSON."""
-        return self.draft_vocabulary.model_dump(mode="json")
+        warm_start = self.draft.model_dump(mode="json", include={"warm_start", "warm_start_revision"})
+        return {**self.draft_vocabulary.model_dump(mode="json"), **warm_start}
 
     def capture_settings(self) -> dict:
         """Everything that `hidden_states/` is made with besides the corpus, as plain JSON."""
@@ -323,6 +402,10 @@ class Config(Strict):
             "target": self.target.model_dump(mode="json"),
             "greedy": [n for n in self.names("prompts") if self.generation(n).temperature == 0],
         }
+
+    def train_settings(self) -> dict:
+        """Everything that `draft/` is made with besides the states, as plain JSON."""
+        return self.model_dump(mode="json", include={"draft", "train", "capture", "target"})
 
 
 def parse(raw: dict) -> Config:

@@ -1,47 +1,39 @@
 """The corpus: every dataset's token records in one order, without repeats, split into what trains and what judges.
 
-Records are read in blocks of lines, checked as whole columns, and spread over buckets by the hash of their
-tokens; then each bucket is sorted and written. So memory is bounded by a block and a bucket, repeats always meet in one
-bucket, and the order is that of the hashes, whatever the order of the files.
+Record files are read in parts, checked, and spread over buckets by the hash of their tokens; then each bucket is sorted
+and written. So memory is bounded by a part and a bucket of each process, repeats always meet in one bucket, and the
+order is that of the hashes, whatever the order of the files and the number of processes.
 """
 
-import hashlib
 import logging
 import shutil
-import struct
-import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import orjson
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from eyas.corpus_spill import RECORD, SPLITS, Part, Plan, gather_bucket, spill_part
 from eyas.errors import EyasError
 from eyas.ledger import Ledger, length_statistics
 from eyas.progress import Progress
-from eyas.records import RECORD_FILES, fault_in_tokenized, whole_file
+from eyas.records import RECORD_FILES, whole_file
+from eyas.workers import Workers
 
-BLOCK_BYTES = 16 << 20  # of lines that are parsed at once
-BUCKET_BYTES = 256 << 20  # of record files for each bucket; a bucket is sorted in memory
+BLOCK_BYTES = 16 << 20  # of a record file that one process reads in one go
+BUCKET_BYTES = 64 << 20  # of record files for each bucket; a bucket is sorted in memory
 ROW_GROUP = 4096  # samples
-SPLITS = ("train", "heldout")
-RECORD = pa.schema(
-    [
-        ("id", pa.string()),
-        ("dataset", pa.string()),
-        ("input_ids", pa.list_(pa.int32())),
-        ("loss_mask", pa.list_(pa.int8())),
-    ]
-)
-PARSED = [pa.string(), pa.string(), pa.list_(pa.int64()), pa.list_(pa.int64())]  # the types of a block of records
-PLACE = pa.schema([("order", pa.uint64()), ("tie", pa.uint64()), ("number", pa.int64()), ("heldout", pa.bool_())])
 METADATA = b"eyas"  # of the Parquet files: the tokenizer's fingerprint and the vocabulary, as JSON
+WORKER_KILLED = (
+    "corpus: a worker process was killed, most likely for memory: "
+    "raise resources.prepare_mem_mb or lower resources.prepare_threads"
+)
 DAMAGE = "run `snakemake --force {}` to rebuild it"
 
 
@@ -73,36 +65,36 @@ class Tally:
     trainable: Counter = field(default_factory=Counter)  # split → tokens
 
 
-def build_corpus(settings: dict, sources: list[Source], out: Path) -> dict:
+def build_corpus(settings: dict, sources: list[Source], out: Path, *, threads: int = 1) -> dict:
     """Write out/{train,heldout}.parquet, rejects.jsonl and stats.json; returns the statistics.
 
-    settings: config.Config.corpus_settings. A Parquet file's columns: id, dataset (strings), input_ids (list of int32),
-    loss_mask (list of int8), of equal lengths. EyasError when a record file is damaged or holds another number of
-    records than its stats.json says, when two were made with different tokenizers, or when nothing trains.
+    settings: config.Config.corpus_settings. threads: processes that parse and sort; the files do not depend on it.
+    A Parquet file's columns: id, dataset (strings), input_ids (list of int32), loss_mask (list of int8), of equal
+    lengths. EyasError when a record file is damaged or holds another number of records than its stats.json says, when
+    two were made with different tokenizers, or when nothing trains.
     """
     tokenizer, vocabulary = one_tokenizer(sources)
     ledger, tallies = Ledger(), {source.dataset: Tally() for source in sources}
-    out.mkdir(parents=True, exist_ok=True)
-    spill = Path(tempfile.mkdtemp(prefix=".buckets-", dir=out))
+    parts, total = _parts(sources), sum(source.records.stat().st_size for source in sources)
+    buckets = -(-total // BUCKET_BYTES)
+    plan = Plan(out / ".spill", buckets, vocabulary, settings["max_tokens"], settings["heldout"])
+    shutil.rmtree(plan.spill, ignore_errors=True)  # of a build that was killed
+    plan.spill.mkdir(parents=True)
     try:
-        with ExitStack() as files:
+        with Workers(threads, WORKER_KILLED) as workers, ExitStack() as files:
             write_stats = files.enter_context(whole_file(out / "stats.json"))
             ledger.file = files.enter_context(whole_file(out / "rejects.jsonl"))
             schema = RECORD.with_metadata({METADATA: orjson.dumps({"tokenizer": tokenizer, "vocabulary": vocabulary})})
-            writers = {}
+            tables = {}
             for split in SPLITS:
                 file = files.enter_context(whole_file(out / f"{split}.parquet"))
-                options = {"compression": "zstd", "use_dictionary": ["dataset", "loss_mask"]}
-                writers[split] = files.enter_context(pq.ParquetWriter(file, schema, **options))
-            total = sum(source.records.stat().st_size for source in sources)
-            buckets = Buckets(spill, max(1, -(-total // BUCKET_BYTES)))
-            with buckets:
-                _spread(settings, sources, vocabulary, total, buckets, ledger, tallies)
-            _gather(buckets, writers, schema, [s.dataset for s in sources], tallies)
+                tables[split] = files.enter_context(RowGroups(file, schema))
+            _spill(sources, parts, plan, workers, ledger, tallies)
+            _gather(sum(map(len, parts.values())), plan, workers, tables, tallies)
             stats = _statistics(settings, sources, tallies, ledger, tokenizer, vocabulary)
             write_stats.write(orjson.dumps(stats, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
     finally:
-        shutil.rmtree(spill, ignore_errors=True)
+        shutil.rmtree(plan.spill, ignore_errors=True)
     return stats
 
 
@@ -122,54 +114,45 @@ def one_tokenizer(sources: list[Source]) -> tuple[str, int]:
     return found
 
 
-# Files → buckets
+# Record files → spills
 
 
-class Buckets:
-    """Arrow streams in a folder, one for each range of the hash."""
-
-    def __init__(self, folder: Path, count: int):
-        self.paths = [folder / f"{k:04}.arrow" for k in range(count)]
-        self.schema = pa.schema([*RECORD, *PLACE])
-
-    def __enter__(self) -> "Buckets":
-        self.stack = ExitStack()
-        self.writers = [
-            self.stack.enter_context(
-                pa.ipc.new_stream(self.stack.enter_context(pa.OSFile(str(path), "wb")), self.schema)
-            )
-            for path in self.paths
-        ]
-        return self
-
-    def __exit__(self, *exc) -> None:
-        self.stack.close()
-
-    def add(self, table: pa.Table) -> None:
-        order = table.column("order").to_numpy()
-        which = (order >> np.uint64(32)) * np.uint64(len(self.paths)) >> np.uint64(32)
-        for k, writer in enumerate(self.writers):
-            rows = np.flatnonzero(which == k)
-            if len(rows) == len(table):
-                writer.write_table(table)
-            elif len(rows):
-                places = [table.column(name).take(pa.array(rows)) for name in PLACE.names]
-                writer.write_table(pa.table([*_taken(table, rows).columns, *places], self.schema))
-
-
-def _spread(settings, sources, vocabulary, total, buckets: Buckets, ledger: Ledger, tallies) -> None:
-    progress, done, number = Progress("corpus", "records"), 0, 0
+def _parts(sources: list[Source]) -> dict[str, list[Part]]:
+    """dataset → the parts of its record file."""
+    parts, count = {}, 0
     for source in sources:
-        tally = tallies[source.dataset]
-        for line_number, lines in _blocks(source.records):
-            table = _parsed(source, line_number, lines, vocabulary)
-            ledger.rows_read += len(table)
-            tally.read += len(table)
-            placed = _placed(settings, source, table, line_number, number, ledger, tally)
-            number += len(table)
-            buckets.add(placed)
-            done += sum(map(len, lines))
-            progress.update(number, done / total, source.dataset)
+        starts = range(0, source.records.stat().st_size, BLOCK_BYTES)
+        parts[source.dataset] = [
+            Part(count + k, source.dataset, source.records, start, BLOCK_BYTES) for k, start in enumerate(starts)
+        ]
+        count += len(starts)
+    return parts
+
+
+def _spill(
+    sources: list[Source],
+    parts: dict[str, list[Part]],
+    plan: Plan,
+    workers: Workers,
+    ledger: Ledger,
+    tallies: dict[str, Tally],
+) -> None:
+    progress, count = Progress("corpus, reading", "records"), sum(map(len, parts.values()))
+    results = workers.results(partial(spill_part, part, plan) for of_one in parts.values() for part in of_one)
+    for source in sources:
+        tally, line = tallies[source.dataset], 1
+        for part, result in zip(parts[source.dataset], results, strict=False):
+            if result.fault:
+                where = f"{source.records}, line {line + result.fault.line}"
+                raise EyasError(f"{where}: {result.fault.what}: {DAMAGE.format(source.asked_as)}")
+            for number, identity, reason, detail in result.rejects:
+                where = {"file": source.asked_as, "row": line + number, "id": identity}
+                ledger.reject(reason, where, detail)
+            ledger.rows_read += result.records
+            tally.read += result.records
+            tally.cut += result.cut
+            line += result.lines
+            progress.update(ledger.rows_read, (part.number + 1) / count, source.dataset)
         expected = source.stats["kept"]
         if tally.read != expected:
             raise EyasError(
@@ -179,167 +162,52 @@ def _spread(settings, sources, vocabulary, total, buckets: Buckets, ledger: Ledg
     progress.close()
 
 
-def _blocks(path: Path) -> Iterator[tuple[int, list[bytes]]]:
-    """(number of the first line, lines that follow each other); blank lines are left out, the numbers count them."""
-    number = 1
-    with open(path, "rb") as file:
-        while lines := file.readlines(BLOCK_BYTES):
-            if any(line.isspace() for line in lines):
-                for k, line in enumerate(lines):  # rare: one by one, so that the numbers stay right
-                    if not line.isspace():
-                        yield number + k, [line]
-            else:
-                yield number, lines
-            number += len(lines)
+# Spills → Parquet
 
 
-def _parsed(source: Source, line_number: int, lines: list[bytes], vocabulary: int) -> pa.Table:
-    """The records of some lines; EyasError names the first line that is none."""
-    try:
-        records = [orjson.loads(line) for line in lines]
-        # Types are found by Arrow and compared: told the type, it would make an int of 1.5 and of true.
-        columns = [pa.array([record[name] for record in records]) for name in RECORD.names]
-        sound = [c.type for c in columns] == PARSED
-        table = pa.table([c.cast(f.type) for c, f in zip(columns, RECORD, strict=True)], RECORD) if sound else None
-        sound = sound and _is_sound(table, source.dataset, vocabulary)
-    except (ValueError, TypeError, KeyError, OverflowError):  # Arrow's own are among them
-        sound = False
-    if sound:
-        return table
-    for k, line in enumerate(lines):
-        fault = fault_in_tokenized(line, source.dataset, vocabulary)
-        if fault and fault != "loss_mask trains no token":
-            raise EyasError(f"{source.records}, line {line_number + k}: {fault}: {DAMAGE.format(source.asked_as)}")
-    raise EyasError(
-        f"{source.records}, lines {line_number} and on: Arrow cannot read them: {DAMAGE.format(source.asked_as)}"
-    )
+class RowGroups:
+    """A Parquet file whose row groups have ROW_GROUP samples each, however many come at once."""
+
+    def __init__(self, file, schema: pa.Schema):
+        texts = ["id", "dataset"]  # nobody asks for the lowest token
+        self.writer = pq.ParquetWriter(
+            file, schema, compression="zstd", use_dictionary=["dataset"], write_statistics=texts
+        )
+        self.waiting = RECORD.empty_table()
+
+    def add(self, table: pa.Table) -> None:
+        self.waiting = pa.concat_tables([self.waiting, table])
+        whole = len(self.waiting) // ROW_GROUP * ROW_GROUP
+        if whole:
+            self.writer.write_table(self.waiting[:whole], ROW_GROUP)
+            self.waiting = self.waiting[whole:]
+
+    def __enter__(self) -> "RowGroups":
+        return self
+
+    def __exit__(self, kind, *exc) -> None:
+        if kind is None and len(self.waiting):
+            self.writer.write_table(self.waiting)
+        self.writer.close()
 
 
-def _is_sound(table: pa.Table, dataset: str, vocabulary: int) -> bool:
-    columns = {name: table.column(name) for name in RECORD.names}
-    if any(column.null_count for column in columns.values()):
-        return False
-    if pc.any(pc.not_equal(columns["dataset"], dataset)).as_py():
-        return False
-    ids, mask = (_list_of(columns[name]) for name in ("input_ids", "loss_mask"))
-    if not np.array_equal(_offsets(ids), _offsets(mask)):
-        return False
-    for values, top in ((ids.flatten(), vocabulary), (mask.flatten(), 2)):
-        if values.null_count:
-            return False
-        values = values.to_numpy()
-        if len(values) and (values.min() < 0 or values.max() >= top):
-            return False
-    return True
-
-
-def _list_of(column: pa.ChunkedArray) -> pa.ListArray:
-    return column.chunk(0) if column.num_chunks else pa.array([], column.type)
-
-
-def _offsets(array: pa.ListArray) -> np.ndarray:
-    """[rows + 1], from 0."""
-    offsets = array.offsets.to_numpy().astype(np.int64)
-    return offsets - offsets[0]
-
-
-def _placed(settings, source: Source, table: pa.Table, line_number, number, ledger: Ledger, tally: Tally) -> pa.Table:
-    """The records that enter, cut to the limit, each with its place in the order and its side of the split."""
-    ids_list, mask_list = (_list_of(table.column(name)) for name in ("input_ids", "loss_mask"))
-    ids, mask, offsets = ids_list.flatten().to_numpy(), mask_list.flatten().to_numpy(), _offsets(ids_list)
-    starts, ends = offsets[:-1], np.minimum(offsets[1:], offsets[:-1] + settings["max_tokens"])
-    trained = np.flatnonzero(mask)
-    first_of, after = np.searchsorted(trained, starts), np.searchsorted(trained, ends)
-    enters = after > first_of
-    too_long = offsets[1:] > ends
-    for k in np.flatnonzero(~enters):
-        where = {"file": source.asked_as, "row": int(line_number + k), "id": table.column("id")[k].as_py()}
-        length = int(offsets[k + 1] - offsets[k])
-        if np.searchsorted(trained, offsets[k + 1]) > first_of[k]:
-            detail = f"{length:,} tokens, none of the first {settings['max_tokens']:,} is trainable"
-            ledger.reject("trains_nothing_within_limit", where, detail)
-        else:
-            ledger.reject("trains_nothing", where, f"{length:,} tokens, none is trainable")
-    kept = np.flatnonzero(enters)
-    tally.cut += int((enters & too_long).sum())
-    firsts = trained[first_of[kept]]
-    limit, places, sides = round(settings["heldout"] * 2.0**64), [], []
-    raw = memoryview(np.ascontiguousarray(ids)).cast("B")
-    for start, first, end in zip(starts[kept].tolist(), firsts.tolist(), ends[kept].tolist(), strict=True):
-        digest = hashlib.blake2b(raw[4 * start : 4 * first], digest_size=16)
-        sides.append(struct.unpack("<Q", digest.digest()[:8])[0] < limit)  # by the prompt alone
-        digest.update(raw[4 * first : 4 * end])
-        places.append(digest.digest())
-    orders = np.frombuffer(b"".join(places), dtype="<u8").reshape(-1, 2)
-    lengths = ends[kept] - starts[kept]
-    own = pa.array(np.concatenate([[0], lengths.cumsum()]).astype(np.int32))
-    if len(kept) == len(table) and not too_long.any():
-        lists = [ids_list.flatten(), mask_list.flatten()]
-    else:
-        rows = np.repeat(starts[kept] - np.concatenate([[0], lengths.cumsum()[:-1]]), lengths)
-        where = rows + np.arange(len(rows))
-        lists = [pa.array(ids[where]), pa.array(mask[where])]
-    return pa.table(
-        [
-            *(table.column(name).take(pa.array(kept)) for name in ("id", "dataset")),
-            *(pa.ListArray.from_arrays(own, values) for values in lists),
-            pa.array(orders[:, 0]),
-            pa.array(orders[:, 1]),
-            pa.array(number + kept),
-            pa.array(sides, pa.bool_()),
-        ],
-        schema=pa.schema([*RECORD, *PLACE]),
-    )
-
-
-# Buckets → Parquet
-
-
-def _gather(buckets: Buckets, writers: dict, schema: pa.Schema, datasets: list[str], tallies: dict[str, Tally]) -> None:
-    for path in buckets.paths:
-        with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as reader:
-            table = reader.read_all()
-        path.unlink()
-        table = table.combine_chunks()
-        order, tie, number = (table.column(name).to_numpy() for name in ("order", "tie", "number"))
-        rows = np.lexsort((number, tie, order))
-        order, tie = order[rows], tie[rows]
-        repeated = np.zeros(len(rows), dtype=bool)
-        repeated[1:] = (order[1:] == order[:-1]) & (tie[1:] == tie[:-1])
-        for dataset, count in Counter(table.column("dataset").take(pa.array(rows[repeated])).to_pylist()).items():
+def _gather(parts: int, plan: Plan, workers: Workers, files: dict[str, RowGroups], tallies: dict[str, Tally]) -> None:
+    progress, samples = Progress("corpus, writing", "samples"), 0
+    results = workers.results(partial(gather_bucket, bucket, parts, plan) for bucket in range(plan.buckets))
+    for bucket, result in enumerate(results):
+        for split, file in files.items():
+            path = plan.gathered(bucket, split)
+            with pa.memory_map(str(path)) as spilled, pa.ipc.open_file(spilled) as reader:
+                file.add(reader.read_all())
+            path.unlink()  # what still waits for its row group stays mapped
+        for dataset, count in result.repeats.items():
             tallies[dataset].repeats += count
-        heldout = table.column("heldout").to_numpy()[rows]
-        for split in SPLITS:
-            part = _taken(table, rows[~repeated & (heldout == (split == "heldout"))])
-            writers[split].write_table(part.replace_schema_metadata(schema.metadata), ROW_GROUP)
-            _measure(part, split, tallies)
-
-
-def _taken(table: pa.Table, rows: np.ndarray) -> pa.Table:
-    """Some rows in that order. Slices are put together by numpy: Arrow's own take of lists needs ten times as long."""
-    lists = {name: _list_of(table.column(name)) for name in ("input_ids", "loss_mask")}
-    offsets = _offsets(lists["input_ids"])
-    starts, ends = offsets[rows].tolist(), offsets[rows + 1].tolist()
-    own = pa.array(np.concatenate([[0], np.cumsum(offsets[rows + 1] - offsets[rows])]).astype(np.int32))
-    columns = [table.column(name).take(pa.array(rows)) for name in ("id", "dataset")]
-    for column in lists.values():
-        values = column.flatten().to_numpy()
-        slices = [values[start:end] for start, end in zip(starts, ends, strict=True)]
-        columns.append(pa.ListArray.from_arrays(own, np.concatenate([values[:0], *slices])))
-    return pa.table(columns, RECORD)
-
-
-def _measure(table: pa.Table, split: str, tallies: dict[str, Tally]) -> None:
-    if not len(table):
-        return
-    offsets = _offsets(_list_of(table.column("loss_mask")))
-    mask = _list_of(table.column("loss_mask")).flatten().to_numpy()
-    trained = np.add.reduceat(mask.astype(np.int64), offsets[:-1])
-    names = table.column("dataset").to_numpy(zero_copy_only=False)
-    for dataset in set(names):
-        mine = names == dataset
-        tallies[dataset].lengths[split].append(np.diff(offsets)[mine])
-        tallies[dataset].trainable[split] += int(trained[mine].sum())
+        for (split, dataset), lengths in result.lengths.items():
+            tallies[dataset].lengths[split].append(lengths)
+            tallies[dataset].trainable[split] += result.trainable[split, dataset]
+            samples += len(lengths)
+        progress.update(samples, (bucket + 1) / plan.buckets)
+    progress.close()
 
 
 def _statistics(
@@ -376,7 +244,11 @@ def _statistics(
 
 def _split_statistics(tally: Tally, split: str) -> dict:
     lengths = np.concatenate(tally.lengths[split]) if tally.lengths[split] else np.zeros(0, dtype=np.int64)
-    return {"samples": len(lengths), "trainable_tokens": tally.trainable[split], **length_statistics(lengths.tolist())}
+    return {
+        "samples": len(lengths),
+        "trainable_tokens": tally.trainable[split],
+        **length_statistics(np.sort(lengths).tolist()),
+    }
 
 
 # Readers of the corpus

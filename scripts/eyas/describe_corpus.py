@@ -51,7 +51,7 @@ def _headline(stats: dict, coverage: dict, shards: list[dict]) -> Html:
         ("tokens", train["tokens"]),
         (f"trainable tokens, {pages.share(train['trainable_tokens'], train['tokens'])}", train["trainable_tokens"]),
         ("held-out samples", stats["heldout"]["samples"]),
-        ("of trainable tokens are in the draft vocabulary", _percent(coverage["train"]["share"])),
+        ("of trainable tokens are in the draft vocabulary", pages.percent(coverage["train"]["share"])),
     ]
     if shards:
         facts.append(("GB of hidden states", f"{sum(s['bytes'] for s in shards) / 1e9:,.1f}"))
@@ -62,7 +62,7 @@ def _datasets(stats: dict, coverage: dict) -> Html:
     rows = []
     for name, of_dataset in stats["by_dataset"].items():
         train, heldout = (stats[split]["datasets"][name] for split in ("train", "heldout"))
-        covered = (_percent(coverage[split]["datasets"].get(name)) for split in ("train", "heldout"))
+        covered = (pages.percent(coverage[split]["datasets"].get(name)) for split in ("train", "heldout"))
         cells = [train["samples"], train["tokens"], train["trainable_tokens"], heldout["samples"]]
         quantiles = train["length_quantiles"]
         rows.append([name, *cells, quantiles.get("50"), quantiles.get("95"), of_dataset["duplicates"], *covered])
@@ -98,14 +98,15 @@ def _coverage(coverage: dict) -> Html:
         label: [(s["size"], 100 * s[split]["share"]) for s in coverage["ladder"] if s[split]["share"] is not None]
         for label, split in splits.items()
     }
-    rows = [[s["size"], *(_percent(s[split]["share"]) for split in splits.values())] for s in coverage["ladder"]]
+    rows = [[s["size"], *(pages.percent(s[split]["share"]) for split in splits.values())] for s in coverage["ladder"]]
     note = (
         f"The draft has {coverage['size']:,} of the target's {coverage['vocabulary']:,} tokens; {coverage['seen']:,} "
         "occur in what is trained. A token that it lacks it cannot propose: the share is a ceiling of its acceptance."
     )
     if coverage["warm_start"]:
         note += f" They are those of {coverage['warm_start']}."
-    picture = pages.line_chart_svg(lines, "size of the draft vocabulary (tokens)", "trainable tokens covered (%)")
+    axes = "size of the draft vocabulary (tokens)", "trainable tokens covered (%)"
+    picture = pages.line_chart_svg(lines, *axes, logarithmic=True)
     table = pages.table(["size", *splits], rows, numeric={0, 1, 2})
     return pages.section("Coverage of the draft vocabulary", picture, table, note=note)
 
@@ -116,17 +117,14 @@ def _states(paths: list[Path], shards: list[dict]) -> Html:
         checked, agreed = (sum(kind[key] for kind in s["agreement"].values()) for key in ("checked", "agreed"))
         set_aside = (len(s["quarantined"][reason]) for reason in ("not_finite", "disagrees"))
         name, gigabytes = f"{path.parent.name}/{path.stem}", f"{s['bytes'] / 1e9:.2f}"
-        share = _percent(agreed / checked if checked else None)
+        share = pages.percent(agreed / checked if checked else None)
         rows.append([name, s["samples"], s["tokens"], gigabytes, share, *set_aside, f"{s['seconds']:,.0f}"])
     metadata = shards[0]["metadata"]
     note = (
         f"States of layers {metadata['layers']} (indexes into output_hidden_states) and after the final norm, in "
-        f"{metadata['dtype']}. Agreement: how often lm_head, given the state, proposes the token that the text has next: "
-        "nearly always for greedy answers, often for sampled ones. Samples that disagree, or are not finite, are set aside."
+        f"{metadata['dtype']}. Agreement: how often lm_head, given the state, proposes the token that the text has "
+        "next: nearly always for greedy answers, often for sampled ones. Samples that disagree, or are not finite, are "
+        "set aside."
     )
     heads = ["shard", "samples", "tokens", "GB", "agreement", "not finite", "disagree", "seconds"]
     return pages.section("Hidden states", pages.table(heads, rows, numeric=set(range(1, len(heads)))), note=note)
-
-
-def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.1f}\xa0%"

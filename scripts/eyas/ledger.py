@@ -3,6 +3,7 @@
 import bisect
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import orjson
@@ -66,14 +67,12 @@ def length_statistics(lengths: list[int]) -> dict:
     The histogram counts lengths below the first edge, between edges, and from the last edge on.
     """
     lengths = sorted(lengths)
-    counts = [0] * (len(LENGTH_EDGES) + 1)
-    for n in lengths:
-        counts[bisect.bisect_right(LENGTH_EDGES, n)] += 1
+    below = [0, *(bisect.bisect_left(lengths, edge) for edge in LENGTH_EDGES), len(lengths)]
     last = len(lengths) - 1
     return {
         "tokens": sum(lengths),
         "length_quantiles": {str(q): lengths[min(last, q * len(lengths) // 100)] for q in (5, 25, 50, 75, 95, 100)}
         if lengths
         else {},
-        "length_histogram": {"edges": LENGTH_EDGES, "counts": counts},
+        "length_histogram": {"edges": LENGTH_EDGES, "counts": [b - a for a, b in pairwise(below)]},
     }

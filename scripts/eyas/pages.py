@@ -181,6 +181,11 @@ def share(part: int, whole: int) -> str:
     return "< 0.1\xa0%" if 0 < percent < 0.1 else f"{percent:.1f}\xa0%"
 
 
+def percent(share: float | None) -> str:
+    """A share as a percentage; – for none."""
+    return "–" if share is None else f"{100 * share:.1f}\xa0%"
+
+
 def stacked_bar(parts: Sequence[tuple[str, int, str]]) -> Html:
     """(label, count, class of its colour) as one thin bar with its key."""
     whole = sum(count for _, count, _ in parts)
@@ -279,39 +284,47 @@ def length_histogram_svg(edges: Sequence[int], counts: Sequence[int], limit: int
     )
 
 
-COLOURS = ("#3f8f83", "#d08a4e", "#5a6fb0", "#8c9bb5")  # of lines, in order
+# Of lines, in order; told apart by the colour-blind, too.
+COLOURS = ("#3f8f83", "#d08a4e", "#5a6fb0", "#b0577a", "#7a7a2e", "#4ba3c7", "#8c9bb5")
+MARKED_POINTS = 40  # a line with more has no circles
 
 
-def line_chart_svg(lines: dict[str, Sequence[tuple[float, float]]], x_label: str, y_label: str) -> Html:
-    """label → points (x > 0, y), as lines over a logarithmic x axis; y from 0 to 100 or to what there is."""
+def line_chart_svg(
+    lines: dict[str, Sequence[tuple[float, float]]], x_label: str, y_label: str, *, logarithmic: bool = False
+) -> Html:
+    """label → points (x, y), as lines; both axes end at round numbers around what there is.
+
+    logarithmic: the x axis (x > 0), with a tick at each x.
+    """
     points = [point for line in lines.values() for point in line]
     if not points:
         return tag("p", "nothing to show", cls="soft")
     xs = sorted({x for x, _ in points})
-    top_y = max(100.0, *(y for _, y in points))
-    left, top, wide, tall = 52, 16, 560, 200
-    low, high = math.log(xs[0]), math.log(xs[-1])
+    x_ticks = xs if logarithmic else _round_ticks(xs[0], xs[-1])
+    y_ticks = _round_ticks(min(y for _, y in points), max(y for _, y in points))
+    left, top, wide, tall = 64, 16, 560, 200
+    scale = math.log if logarithmic else float
+    low, high = scale(x_ticks[0]), scale(x_ticks[-1])
 
     def at(x: float, y: float) -> tuple[float, float]:
-        share = (math.log(x) - low) / (high - low) if high > low else 0.5
-        return left + wide * share, top + tall * (1 - y / top_y)
+        across = (scale(x) - low) / (high - low) if high > low else 0.5
+        return left + wide * across, top + tall * (1 - (y - y_ticks[0]) / (y_ticks[-1] - y_ticks[0]))
 
     parts = []
-    for k in range(5):
-        y = top_y * k / 4
-        _, height = at(xs[0], y)
+    for y in y_ticks:
+        _, height = at(x_ticks[0], y)
         parts.append(f'<line x1="{left}" y1="{height:.1f}" x2="{left + wide}" y2="{height:.1f}" stroke="#e3e7ec"/>')
-        parts.append(f'<text x="{left - 8}" y="{height + 4:.1f}" text-anchor="end">{y:g}</text>')
-    for x in xs:
-        across, _ = at(x, 0)
-        parts.append(f'<text x="{across:.1f}" y="{top + tall + 18}" text-anchor="middle">{x:,.0f}</text>')
+        parts.append(f'<text x="{left - 8}" y="{height + 4:.1f}" text-anchor="end">{y:,g}</text>')
+    for x in x_ticks:
+        across, _ = at(x, y_ticks[0])
+        parts.append(f'<text x="{across:.1f}" y="{top + tall + 18}" text-anchor="middle">{x:,g}</text>')
     for k, (label, line) in enumerate(lines.items()):
         colour = COLOURS[k % len(COLOURS)]
         path = " ".join("{:.1f},{:.1f}".format(*at(x, y)) for x, y in line)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        for x, y in line:
+        for x, y in line if len(line) <= MARKED_POINTS else ():
             across, height = at(x, y)
-            name = html.escape(f"{label}: {y:.1f} at {x:,.0f}")
+            name = html.escape(f"{label}: {y:,.4g} at {x:,g}")
             parts.append(
                 f'<circle cx="{across:.1f}" cy="{height:.1f}" r="4" fill="{colour}"><title>{name}</title></circle>'
             )
@@ -327,6 +340,15 @@ def line_chart_svg(lines: dict[str, Sequence[tuple[float, float]]], x_label: str
         f'<svg width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img" '
         f'aria-label="{html.escape(y_label)} against {html.escape(x_label)}">{"".join(parts)}</svg>'
     )
+
+
+def _round_ticks(low: float, high: float) -> list[float]:
+    """Four to seven round numbers, from below `low` to above `high`."""
+    spread = high - low or abs(high) or 1.0
+    step = 10.0 ** math.floor(math.log10(spread / 4))
+    step *= next(m for m in (1, 2, 5, 10) if spread / (m * step) <= 5)
+    first, last = math.floor(low / step), max(math.ceil(high / step), math.floor(low / step) + 1)
+    return [round(k * step, 12) for k in range(first, last + 1)]
 
 
 def _bound(edges: Sequence[int], k: int) -> str:

@@ -14,6 +14,7 @@ from typing import BinaryIO
 import orjson
 
 RECORD_FILES = {"prompts": "prompts.jsonl", "tokenized_data": "tokenized_data.jsonl"}
+TRAINS_NOTHING = "loss_mask trains no token"  # the one fault that a record may have in a file that is sound
 
 
 def content_id(messages: list[dict], tools: list | None = None) -> str:
@@ -72,6 +73,20 @@ def is_blank(path: Path) -> bool:
     return True
 
 
+def lines_of_part(path: Path, start: int, size: int) -> Iterator[bytes]:
+    """The lines that begin within `size` bytes from byte `start`: of parts side by side, each line is in one."""
+    with open(path, "rb", buffering=1 << 18) as file:
+        at, end = start, start + size
+        if start:
+            file.seek(start - 1)
+            at += len(file.readline()) - 1  # the rest of a line that began before; just its end when none did
+        for line in file:
+            if at >= end:
+                break
+            at += len(line)
+            yield line
+
+
 def fault_in_prompt(line: bytes, dataset: str) -> str | None:
     """What is wrong with one line of prompts.jsonl; None when it is a valid prompt."""
     record = _record_of(line, dataset)
@@ -114,7 +129,7 @@ def fault_in_tokenized(line: bytes, dataset: str, vocabulary: int | None = None)
     if not set(map(type, mask)) <= {int} or not set(mask) <= {0, 1}:
         return "loss_mask holds something that is not 0 or 1"
     if 1 not in mask:
-        return "loss_mask trains no token"
+        return TRAINS_NOTHING
     return None
 
 

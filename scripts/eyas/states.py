@@ -242,6 +242,11 @@ class Shard:
             self.check(k)
 
 
+def shard_path(folder: Path, shard: int, shards: int) -> Path:
+    """The file of one shard of a split's folder."""
+    return folder / f"{shard:05}-of-{shards:05}.safetensors"
+
+
 def digest_of(arrays: dict[str, np.ndarray], k: int) -> bytes:
     """16 bytes over all that a shard holds of sample k."""
     start, end = arrays["offsets"][k], arrays["offsets"][k + 1]

@@ -7,12 +7,9 @@ A later stage joins by describing its files as `Piece`s (see `_prepared`).
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +17,10 @@ import orjson
 
 from eyas import pages
 from eyas.config import DECIDES_NOTHING, Config
-from eyas.errors import EyasError
 from eyas.generate import COUNTERS
 from eyas.progress import Progress, duration
-from eyas.records import RECORD_FILES, fault_in_prompt, fault_in_tokenized, is_blank
+from eyas.records import RECORD_FILES, fault_in_prompt, fault_in_tokenized, is_blank, lines_of_part
+from eyas.workers import Workers
 
 TOKENIZED, AWAITING, ANSWERED, ANSWERS = "tokenized", "awaiting inference", "answered", "answers"
 CLASSES = {"tokenized_data": TOKENIZED, "prompts": AWAITING}
@@ -34,6 +31,7 @@ NOTES = {
 }
 FAULTS_SHOWN = 3  # for each dataset
 PART_BYTES = 32 << 20  # of a file that one process checks in one go
+WORKER_KILLED = "tally: a worker process was killed, most likely for memory: run it with --threads 1"
 NOTHING = {"records": 0, "tokens": 0, "trainable_tokens": 0}
 
 
@@ -295,11 +293,12 @@ def _count(pieces: list[Piece], stats: list, processes: int) -> list[Count]:
     ]
     whole = sum(counts[k].bytes for k in {k for k, _, _ in jobs}) or 1
     progress, done, records = Progress("tally", "records"), 0, 0
-    for (k, start, _), part in zip(jobs, _results([job for _, _, job in jobs], processes), strict=True):
-        counts[k].add(part)
-        done += min(PART_BYTES, counts[k].bytes - start)
-        records += len(part.records)
-        progress.update(records, done / whole)
+    with Workers(min(processes, len(jobs)), WORKER_KILLED) as workers:
+        for (k, start, _), part in zip(jobs, workers.results(job for _, _, job in jobs), strict=True):
+            counts[k].add(part)
+            done += min(PART_BYTES, counts[k].bytes - start)
+            records += len(part.records)
+            progress.update(records, done / whole)
     progress.close()
     return counts
 
@@ -317,44 +316,24 @@ def _vocabulary(stats: dict | str) -> int | None:
     return None if isinstance(stats, str) else stats["vocabulary"]
 
 
-def _results(jobs: list, processes: int) -> Iterator[PartCount]:
-    if min(processes, len(jobs)) <= 1:
-        yield from (job() for job in jobs)
-        return
-    try:
-        with ProcessPoolExecutor(min(processes, len(jobs)), mp_context=get_context("fork")) as pool:
-            yield from pool.map(_call, jobs)
-    except BrokenProcessPool:
-        raise EyasError("tally: a worker process was killed, most likely for memory: run it with --threads 1") from None
-
-
-def _call(job) -> PartCount:
-    return job()
-
-
 def count_part(path: Path, kind: str, dataset: str, vocabulary: int | None, start: int) -> PartCount:
     """Check the lines that begin within PART_BYTES from byte `start` of a record file."""
-    count, at = PartCount(), start
+    count = PartCount()
     try:
-        with open(path, "rb") as file:
-            if start:
-                file.seek(start - 1)
-                at += len(file.readline()) - 1  # the rest of a line that began before; just its end when none did
-            while at < start + PART_BYTES and (line := file.readline()):
-                at += len(line)
-                count.lines += 1
-                if not line.strip():
-                    continue
-                if kind == "prompts":
-                    fault = fault_in_prompt(line, dataset)
-                else:
-                    fault = fault_in_tokenized(line, dataset, vocabulary)
-                if fault is None:
-                    count.records.append((count.lines, *_measure(orjson.loads(line), kind)))
-                else:
-                    count.bad += 1
-                    if len(count.faults) < FAULTS_SHOWN:
-                        count.faults.append((count.lines, fault))
+        for line in lines_of_part(path, start, PART_BYTES):
+            count.lines += 1
+            if not line.strip():
+                continue
+            if kind == "prompts":
+                fault = fault_in_prompt(line, dataset)
+            else:
+                fault = fault_in_tokenized(line, dataset, vocabulary)
+            if fault is None:
+                count.records.append((count.lines, *_measure(orjson.loads(line), kind)))
+            else:
+                count.bad += 1
+                if len(count.faults) < FAULTS_SHOWN:
+                    count.faults.append((count.lines, fault))
     except OSError as error:
         count.unreadable = error.strerror
     return count

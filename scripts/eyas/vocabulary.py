@@ -15,6 +15,7 @@ from safetensors.numpy import save
 
 from eyas.corpus import SPLITS, corpus_metadata
 from eyas.errors import EyasError
+from eyas.hub import model_file
 from eyas.records import whole_file, write_json
 
 
@@ -30,7 +31,10 @@ def build_vocabulary(settings: dict, corpus: Path, out: Path) -> dict:
     whole = sum(counts["train"].values(), np.zeros(target, dtype=np.int64))
     ranked = by_frequency(whole)
     if settings["warm_start"] is not None:
-        kept = kept_by_draft(Path(settings["warm_start"]), target)
+        weights = model_file(
+            settings["warm_start"], "model.safetensors", settings["warm_start_revision"], "draft.warm_start"
+        )
+        kept = kept_by_draft(weights, target)
     else:
         if settings["size"] > target:
             raise EyasError(f"draft_vocabulary.size: {settings['size']:,}, the target has only {target:,} tokens")
@@ -87,7 +91,7 @@ def count_trainable(path: Path, target: int) -> dict[str, np.ndarray]:
 
 def kept_by_draft(path: Path, target: int) -> np.ndarray:
     """The target's tokens that a draft has, sorted; EyasError when its map does not fit this target."""
-    remedy = "name the model.safetensors of an EAGLE-3 draft of this target in draft_vocabulary.warm_start"
+    remedy = "name an EAGLE-3 draft of this target in draft.warm_start"
     try:
         with safe_open(path, "numpy") as file:
             d2t, t2d = file.get_tensor("d2t"), file.get_tensor("t2d")

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from eyas.config import Target
 from eyas.errors import EyasError
+from eyas.hub import model_file
 from eyas.records import whole_file
 from eyas.states import Layout
 
@@ -88,7 +89,7 @@ class _Files:
 
     def __init__(self, target: Target):
         flags = {k.replace("_", "-"): v for k, v in target.sglang.flags.items()}
-        self.model, self.folder = target.model, Path(target.model)
+        self.model = target.model
         self.revision = flags.get("revision")
         config = self.file("config.json", required=True)
         self.config = _json(config)
@@ -104,29 +105,7 @@ class _Files:
         return self.model
 
     def file(self, name: str, required: bool = False) -> Path | None:
-        """Where a file of the model lies on this machine; downloaded when it does not yet."""
-        if self.folder.is_dir():
-            path = self.folder / name
-            if path.is_file():
-                return path
-            problem = "no such file"
-        else:
-            from huggingface_hub import hf_hub_download
-            from huggingface_hub.errors import RemoteEntryNotFoundError
-
-            try:
-                return Path(hf_hub_download(self.model, name, revision=self.revision))
-            except RemoteEntryNotFoundError:
-                problem = "the repository has no such file"
-            except Exception as error:  # network, access, name: many kinds, and all end here
-                first = (str(error) or type(error).__name__).splitlines()[0]
-                raise EyasError(
-                    f"{self.model}/{name}: cannot be downloaded ({first}): correct target.model, log in (HF_TOKEN), "
-                    "or name a folder that has the model's files"
-                ) from None
-        if required:
-            raise EyasError(f"{self.model}/{name}: {problem}: target.model must name a model in safetensors files")
-        return None
+        return model_file(self.model, name, self.revision, "target.model", required=required)
 
     def opened(self, path: Path):
         try:

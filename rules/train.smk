@@ -1,0 +1,35 @@
+"""The draft: trained on the hidden states, published in the form that SGLang serves.
+
+Needs hidden_states/, draft_vocab/, target/head.safetensors and target/tokenizer/. Checkpoints lie in state/, which no
+rule declares: a run that was killed goes on.
+"""
+
+
+rule train_draft:
+    """Train the draft, or go on with it; the best by held-out acceptance length is published."""
+    input:
+        STATES,
+        vocabulary="draft_vocab/map.safetensors",
+        head="target/head.safetensors",
+        tokenizer="target/tokenizer/manifest.json",
+    output:
+        ensure("draft/model.safetensors", non_empty=True),
+        "draft/config.json",
+        "draft/metrics.jsonl",
+        "draft/training.json",
+    log:
+        "logs/train_draft.log",
+    benchmark:
+        "benchmarks/train_draft.tsv"
+    conda:
+        "../envs/workflow.yaml"
+    threads: CONFIG.resources.train_threads
+    resources:
+        gpu=CONFIG.train.gpus,
+        mem_mb=CONFIG.resources.train_mem_mb,
+    params:
+        settings=train_settings,
+        threads=lambda wildcards, threads: max(1, threads // max(1, CONFIG.train.gpus)),
+    shell:
+        "python $SCRIPTS/train_draft.py --output-dir draft --threads {params.threads} "
+        "--settings {params.settings:q} &> {log:q}"

@@ -1,0 +1,115 @@
+"""From hidden_states/, draft_vocab/ and target/ to draft/: one process's part, alone or beside others (torchrun)."""
+
+import logging
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from eyas.config import DECIDES_NO_TRAINING, Capture, DraftModel, Target, Training
+from eyas.eagle3.checkpoint import check_export, export
+from eyas.eagle3.data import Shards
+from eyas.eagle3.metrics import FILE as METRICS
+from eyas.eagle3.metrics import read_metrics
+from eyas.eagle3.start import check_start, objective_of, open_draft, target_config
+from eyas.eagle3.teacher import Teacher
+from eyas.eagle3.trainer import BEST, AllAtOnce, Trainer, fingerprint
+from eyas.eagle3.world import World
+from eyas.errors import EyasError
+from eyas.records import whole_file, write_json
+from eyas.states import shard_path
+from eyas.target.head import Head
+
+CHECKPOINT_COPIES = 4  # fp32 weights and two moments, beside a partial file of the same
+
+
+def train(settings: dict, states: Path, vocabulary: Path, head_path: Path, tokenizer: Path, state: Path, out: Path):
+    """Train, or go on, and publish `out`/{model.safetensors,config.json,metrics.jsonl,training.json}.
+
+    settings: config.Config.train_settings. state: a run's checkpoints lie below it, in a folder named by all that
+    decides what comes of the run. EyasError for what does not fit, before anything is trained.
+    """
+    training, model = Training.model_validate(settings["train"]), DraftModel.model_validate(settings["draft"])
+    target, capture = Target.model_validate(settings["target"]), Capture.model_validate(settings["capture"])
+    objective = objective_of(training)
+    with World("cpu" if training.gpus == 0 else None) as world:
+        head = Head.load(head_path)
+        shards = Shards(shard_files(states / "train", capture.shards))
+        heldout = Shards(shard_files(states / "heldout", capture.heldout_shards))
+        heldout = heldout if len(heldout.samples) else None
+        description = target_config(tokenizer, Path(target.model))
+        draft = open_draft(model, training, description, head, shards, vocabulary)
+        check_start(shards, draft, objective)
+        deciding = {k: v for k, v in settings["train"].items() if k not in DECIDES_NO_TRAINING}
+        contents = [shard.metadata["content"] for shard in shards.shards]
+        kept = draft.d2t.tolist()
+        state = state / fingerprint(deciding, draft.config.to_json(), model.warm_start, contents, kept)
+        if world.rank == 0:
+            state.mkdir(parents=True, exist_ok=True)
+            refuse_full_disk(draft, state)
+            if training.verify_at_start:
+                shards.verify()
+        world.wait()
+        dtype = world.compute_dtype(training.precision)
+        teacher = Teacher(head.lm_head.to(world.device), draft.t2d, dtype)
+        sizes = f"{sum(p.numel() for p in draft.trainable(objective.train_lm_head).values()) / 1e6:,.1f} M parameters"
+        logging.info("%s samples, %s tokens; %s", f"{len(shards.samples):,}", f"{shards.tokens:,}", sizes)
+        trainer = Trainer(training, objective, draft, teacher, state, world, heldout)
+        position = trainer.run(AllAtOnce(shards, training.epochs))
+        whole = world.whole_draft(trainer.model, draft)
+        if world.rank == 0:
+            publish(whole, state, out, settings, vars(position))
+        world.wait()
+
+
+def shard_files(folder: Path, count: int) -> list[Path]:
+    """The shards that the configuration asks for; EyasError when one is missing."""
+    paths = [shard_path(folder, k, count) for k in range(count)]
+    missing = [path for path in paths if not path.exists()]
+    if missing:
+        asked = "/".join(missing[0].parts[-3:])
+        raise EyasError(f"{missing[0]}: no such shard, and {len(missing) - 1} more: run `snakemake {asked}`")
+    return paths
+
+
+def refuse_full_disk(draft, folder: Path) -> None:
+    """EyasError when the disk cannot hold the checkpoints."""
+    needed = CHECKPOINT_COPIES * sum(4 * p.numel() for p in draft.parameters() if p.requires_grad)
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise EyasError(
+            f"{folder}: checkpoints need {needed / 1e9:,.1f} GB, {free / 1e9:,.1f} GB are free: make room, or move "
+            "state/ to another disk and link it"
+        )
+
+
+def publish(draft, state: Path, out: Path, settings: dict, position: dict) -> None:
+    """The best draft by held-out acceptance length, or the last one; what was measured; how it was made."""
+    out.mkdir(parents=True, exist_ok=True)
+    best = state / BEST
+    if position["best"] is not None:
+        check_export(best)
+        for file in ("config.json", "model.safetensors"):
+            with whole_file(out / file) as copy, open(best / file, "rb") as original:
+                shutil.copyfileobj(original, copy)
+        check_export(out)
+    else:
+        export(draft, out, embeddings=False)
+    lines = read_metrics(state / METRICS)
+    with whole_file(out / METRICS) as copy:
+        copy.write((state / METRICS).read_bytes())
+    trained = [line for line in lines if line["kind"] == "train"]
+    write_json(
+        out / "training.json",
+        {
+            "steps": position["step"],
+            "tokens": position["tokens"],
+            "seconds": round(position["seconds"], 1),
+            "best": position["best"],
+            "tokens_per_s": round(float(np.median([t["tokens_per_s"] for t in trained])), 1) if trained else None,
+            "data_wait": round(float(np.median([t["data_wait"] for t in trained])), 4) if trained else None,
+            "heldout": next((line for line in reversed(lines) if line["kind"] == "heldout"), None),
+            "settings": settings,
+        },
+    )
+    logging.info("%s: %s steps, best %s", out, f"{position['step']:,}", position["best"])
