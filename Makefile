@@ -22,7 +22,7 @@ $(READY): envs/dev.txt envs/demo.txt
 DEMO := demo-run
 ifdef FAST
 DEMO := demo-run-fast
-FEWER := --directory $(DEMO) --config 'prepare={cap: 16}' 'generate={max_new_tokens: 64}' \
+FEWER := --directory $(DEMO) --config 'prepare={cap: 16}' 'generate={max_new_tokens: 64}' 'train={max_minutes: 0.5}' \
          'datasets={B2_opencodeinstruct: {prepare: {cap: 16}}, B9_chitchat: {prepare: {cap: 40}}}'
 endif
 
@@ -31,7 +31,7 @@ demo: $(READY)
 	$(BIN)/snakemake --profile profiles/demo --report report.html $(FEWER)
 	$(BIN)/snakemake tally --profile profiles/demo --quiet all $(FEWER)
 	@echo
-	@echo "Look at $(DEMO)/report.html (a browser opens it), $(DEMO)/prepared/, $(DEMO)/responses/ and $(DEMO)/logs/."
+	@echo "Look at $(DEMO)/report.html (a browser opens it), $(DEMO)/prepared/, $(DEMO)/responses/, $(DEMO)/draft/ and $(DEMO)/logs/."
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup tests

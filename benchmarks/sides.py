@@ -524,6 +524,7 @@ def train_steps(args, watch: Watch) -> dict:
     embeddings = torch.randn(vocab, hidden, generator=g) * 0.05
     draft = Draft.from_target(config, embeddings, head, kept - torch.arange(8192), t2d)
     teacher, objective = Teacher(head, t2d, dtype), Objective(steps=args.steps)
+    del head, embeddings
     parameters = list(draft.trainable().values())
     optimizer = torch.optim.AdamW(parameters, lr=1e-4, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
 

@@ -192,6 +192,21 @@ def test_a_step_without_supervision_counts_as_nothing():
     same_as_literal(config(), [3], Objective(steps=4), masked=0.0)
 
 
+def test_a_chain_of_hits_is_broken_by_a_miss():
+    """Of two tokens, a random draft gets half right: the joint hits are fewer than the hits of each step alone."""
+    c, objective = config(draft_vocab_size=2), Objective(steps=3, loss="hard")
+    draft, head = make_draft(c)
+    kept = draft.t2d.nonzero().flatten()
+    documents = [(kept[ids % 2], *rest) for ids, *rest in make_documents(c, [30, 20], masked=0.1)]
+    plan, result, _ = run(draft, head, documents, objective)
+    w = {name: x.double() if x.is_floating_point() else x for name, x in draft.state_dict().items()}
+    truth = literal_test(w, c, [(i, m, a.double(), x.double()) for i, m, a, x in documents], objective, head.double())
+    assert result.joint.tolist() == truth["joint"] and plan.chains.tolist() == truth["chains"]
+    assert (
+        0 < result.joint[2] < result.joint[1] < result.joint[0] == result.hits[0] and result.joint[1] < result.hits[1]
+    )
+
+
 def test_step_weights_default_to_powers_of_0_8():
     assert Objective(steps=3).weights == pytest.approx((1.0, 0.8, 0.64))
     assert Objective(steps=2, step_weights=(1.0, 3.0)).weights == (1.0, 3.0)

@@ -22,6 +22,10 @@ from stand_in_hub import StandInHub
 from workflow_copy import copy_workflow, write_coded_model
 
 USER, END, UNTHINK = 163587, 163586, 163607
+YARN = {
+    **{"type": "yarn", "factor": 64.0, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0},
+    "original_max_position_embeddings": 4096,
+}
 EXPECTED = json.loads((HUB / "EXPECTED.json").read_text())
 
 
@@ -32,7 +36,10 @@ def hub(tmp_path_factory):
         (root / owner.name).symlink_to(owner)
     tiny_kimi.build(root / "moonshotai/Kimi-K2.5", vocabulary=tiny_kimi.KIMI_RANKS)
     shape = {"architectures": ["KimiK25ForConditionalGeneration"]}
-    shape["text_config"] = {"num_hidden_layers": 61, "hidden_size": CODE_BITS}  # Kimi's is 7,168 wide
+    text = {"num_hidden_layers": 61, "hidden_size": CODE_BITS}  # Kimi's is 7,168 wide; the rest is as it has it
+    text |= {"intermediate_size": 18432, "num_attention_heads": 64, "num_key_value_heads": 64, "v_head_dim": 128}
+    text |= {"rope_theta": 50000.0, "rope_scaling": YARN}
+    shape["text_config"] = {**text, "max_position_embeddings": 262144, "rms_norm_eps": 1e-5}
     for name, content in (("config.json", shape), ("generation_config.json", {})):
         (root / "moonshotai/Kimi-K2.5" / name).write_text(json.dumps(content))
     write_coded_model(root / "moonshotai/Kimi-K2.5", vocabulary=163840, prefix="language_model.")
@@ -63,6 +70,9 @@ def test_all_ten_are_prepared_by_one_command(hub, tmp_path):
     # One tenth of the small files is hard cases, more than the real limit allows; and the server need not stay warm.
     # A few shards are enough, and the stand-in's context is told by a flag.
     changes = ("prepare={max_rejected: 0.2}", "capture={shards: 2}")
+    # A real draft's attention and batches are too much for two cores.
+    changes += ("train={gpus: 2, max_minutes: 0.05, batch_tokens: 512, batches_per_step: 2}",)
+    changes += ("draft={intermediate_size: 64, num_attention_heads: 2, num_key_value_heads: 2, head_dim: 16}",)
     changes += ("target={sglang: {idle_s: 1, flags: {context: 16384}}}",)
     snakemake("--profile", "profiles/blackwell", "all", "--config", *changes)
     for name, expected in EXPECTED.items():
@@ -78,6 +88,9 @@ def test_all_ten_are_prepared_by_one_command(hub, tmp_path):
         shard = Shard(shard)
         shard.verify()
         assert shard.metadata["layers"] == "2,30,58" and len(shard)
+    draft = json.loads((tmp_path / "draft/config.json").read_bytes())
+    assert draft["rope_scaling"] == YARN and draft["max_position_embeddings"] == 262144
+    assert draft["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [2, 30, 58]
     thought = 0
     for line in (tmp_path / "prepared/A2_kimik25/tokenized_data.jsonl").read_text().splitlines():
         record = json.loads(line)

@@ -63,6 +63,13 @@ def copy_workflow(root):
             shutil.copy2(source, root / part)
 
 
+# The shape of the model that tests/fake_server.py serves.
+CODED_MODEL = {
+    **{"num_hidden_layers": 9, "hidden_size": CODE_BITS, "intermediate_size": 32, "num_attention_heads": 2},
+    **{"head_dim": 8, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
+}
+
+
 def write_coded_model(folder, vocabulary=49152, prefix=""):
     """Weights of the model that tests/fake_server.py serves: its lm_head reads the tokens that its states spell."""
     bits = torch.arange(vocabulary)[:, None] >> torch.arange(CODE_BITS) & 1  # [vocabulary, bits]
@@ -89,9 +96,9 @@ def make_workflow(root, names, tokenizer, **sglang):
             source["folder"] = f"../hub/{copy.name}"
     shutil.copytree(tokenizer, root / "tokenizer")
     write_coded_model(root / "model")
-    shape = {"num_hidden_layers": 9, "hidden_size": CODE_BITS}
-    (root / "model/config.json").write_text(json.dumps(shape))
+    (root / "model/config.json").write_text(json.dumps(CODED_MODEL))
     config["capture"] = {"shards": 2}
+    config["train"] |= {"max_minutes": 0.02}
     config["target"] |= {"engine": "sglang", "model": "../model", "weights": None}
     config["target"]["tokenizer"] = {"folder": "../tokenizer", "files": ["*.json", "*.jinja"]}
     served = {"python": sys.executable, "gpus": 0, "env": {"PYTHONPATH": str(ROOT / "tests/fake_sglang")}}
