@@ -35,6 +35,7 @@ STATES = [
     f"hidden_states/{split}/{k:05}-of-{count:05}.safetensors"
     for split, count in CONFIG.capture.counts.items()
     for k in range(count)
+    if split == "heldout" or CONFIG.capture.window is None  # in a window they come and go
 ]
 DRAFT = [f"draft/{name}" for name in ("model.safetensors", "config.json", "metrics.jsonl", "training.json")]
 
@@ -42,6 +43,8 @@ DRAFT = [f"draft/{name}" for name in ("model.safetensors", "config.json", "metri
 TARGET_MODEL = [f"{CONFIG.target.model}/manifest.json"] if CONFIG.target.weights is not None else []
 SERVED = CONFIG.target.engine == "sglang" and CONFIG.target.sglang.url is None
 TARGET_GPUS = CONFIG.target.sglang.gpus if SERVED else 0
+# With a window the training captures, too: side by side or in turns, as the host allows; the leases see to it.
+TRAIN_GPUS = max(CONFIG.train.gpus, 0 if CONFIG.capture.window is None else TARGET_GPUS)
 
 # Every command runs the interpreter that runs Snakemake (unless conda brings another), on $SCRIPTS.
 # A prefix replaces Snakemake's own, so the strict mode stands here again.

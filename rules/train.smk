@@ -1,6 +1,6 @@
 """The draft: trained on the hidden states, published in the form that SGLang serves.
 
-Needs hidden_states/, draft_vocab/, target/head.safetensors and target/tokenizer/. Checkpoints lie in state/, which no
+Needs hidden_states/ (with capture.window: of held-out samples; the training ones come and go), corpus/, draft_vocab/, target/head.safetensors and target/tokenizer/. Checkpoints lie in state/, which no
 rule declares: a run that was killed goes on.
 """
 
@@ -9,6 +9,7 @@ rule train_draft:
     """Train the draft, or go on with it; the best by held-out acceptance length is published."""
     input:
         STATES,
+        corpus="corpus/train.parquet",
         vocabulary="draft_vocab/map.safetensors",
         head="target/head.safetensors",
         tokenizer="target/tokenizer/manifest.json",
@@ -25,7 +26,7 @@ rule train_draft:
         "../envs/workflow.yaml"
     threads: CONFIG.resources.train_threads
     resources:
-        gpu=CONFIG.train.gpus,
+        gpu=TRAIN_GPUS,
         mem_mb=CONFIG.resources.train_mem_mb,
     params:
         settings=train_settings,

@@ -3,7 +3,8 @@
     python scripts/train_draft.py --output-dir draft
 
 Reads hidden_states/, draft_vocab/ and target/; writes <output-dir>/{model.safetensors,config.json,metrics.jsonl,
-training.json}. Checkpoints lie in state/train_draft/.
+training.json}. Checkpoints lie in state/train_draft/. With capture.window it captures the training shards itself, ahead
+of the training (capture_ahead.py): side by side when the host has GPUs for both, else in turns.
 """
 
 import argparse
@@ -11,19 +12,37 @@ import json
 import os
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
 from eyas.config import load
-from eyas.errors import run_command
-from eyas.gpus import lease
+from eyas.errors import EyasError, run_command
+from eyas.gpus import lease, visible_gpus
 from eyas.progress import log_to_stderr
 from eyas.workers import end_with_parent
 
+STARVED = 75  # exit code of a training that waits for the next shard of a window
+OUT_OF_WORK_S = 1.0
+
 
 def main(argv=None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    args = arguments(argv)
+    log_to_stderr()
+    settings = args.settings or load(args.configfile).train_settings()
+    if "RANK" in os.environ:  # started by torchrun
+        end_with_parent(os.getppid())
+        return work(args, settings)
+    if settings["capture"]["window"] is None or args.in_turn is not None:
+        return trained(args, argv, settings)
+    return in_turns(args, argv, settings) if needs_turns(settings) else side_by_side(args, argv, settings)
+
+
+def arguments(argv) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--states", type=Path, default=Path("hidden_states"), help="default: hidden_states")
+    parser.add_argument("--corpus", type=Path, default=Path("corpus"), help="default: corpus")
     parser.add_argument("--vocabulary", type=Path, default=Path("draft_vocab/map.safetensors"))
     parser.add_argument("--head", type=Path, default=Path("target/head.safetensors"), help="see fetch_head.py")
     parser.add_argument("--tokenizer", type=Path, default=Path("target/tokenizer"), help="default: target/tokenizer")
@@ -31,43 +50,93 @@ def main(argv=None) -> int:
     parser.add_argument("--output-dir", type=Path, default=Path("draft"), help="default: draft")
     parser.add_argument("--threads", type=int, help="of each process on a CPU; default: as torch chooses")
     parser.add_argument("--processes", type=int, help="default: train.gpus; more than one on a CPU speak by gloo")
+    parser.add_argument("--in-turn", choices=("wait", "leave"), help="of a window: when the next shard is not there")
     parser.add_argument("--configfile", type=Path, action="append", help="instead of config/*.yaml; may be repeated")
     parser.add_argument("--settings", type=json.loads, help="JSON of all settings (Snakemake passes it)")
-    args = parser.parse_args(argv)
-    log_to_stderr()
-    settings = args.settings or load(args.configfile).train_settings()
+    return parser.parse_args(argv)
+
+
+def trained(args, argv: list[str], settings: dict) -> int:
+    """Hold the GPUs and train, in this process or in torchrun's."""
     gpus = settings["train"]["gpus"]
     processes = args.processes or max(1, gpus)
-    if processes > 1 and "RANK" not in os.environ:
-        with lease(gpus) as devices:
-            run = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-            chosen = {"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else {}
-            command = [*run, *sys.argv] if argv is None else [*run, __file__, *argv]
-            tied = partial(end_with_parent, os.getpid())
-            return subprocess.run(command, env={**os.environ, **chosen}, preexec_fn=tied, check=False).returncode
-    with lease(gpus if "RANK" not in os.environ else 0) as devices:
+    with lease(gpus) as devices:
         if devices:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
-        return work(args, settings)
+        if processes == 1:
+            return work(args, settings)
+        run = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+        return subprocess.run([*run, __file__, *argv], preexec_fn=tied(), check=False).returncode
 
 
 def work(args, settings: dict) -> int:
-    if "RANK" in os.environ:
-        end_with_parent(os.getppid())
     os.environ.setdefault("GOMP_SPINCOUNT", "30000")  # see generate_responses.py
     import torch
 
-    from eyas.eagle3.train import train
+    from eyas.eagle3.train import Folders, train
     from eyas.eagle3.trainer import Stopped
+    from eyas.window import Starved
 
     if args.threads:
         torch.set_num_threads(args.threads)
+    at = Folders(args.states, args.corpus, args.vocabulary, args.head, args.tokenizer, args.state, args.output_dir)
     try:
-        train(settings, args.states, args.vocabulary, args.head, args.tokenizer, args.state, args.output_dir)
+        train(settings, at, alive=None if args.in_turn == "leave" else lambda: None)
     except Stopped as stopped:
         print(f"error: {stopped}", file=sys.stderr)
         return 130
+    except Starved:
+        return STARVED
     return 0
+
+
+# A window: the shards are captured by another process
+
+
+def needs_turns(settings: dict) -> bool:
+    """Whether the host lacks GPUs to capture and to train at once."""
+    target = settings["target"]
+    served = target["engine"] == "sglang" and target["sglang"]["url"] is None
+    needed = (target["sglang"]["gpus"] if served else 0) + settings["train"]["gpus"]
+    return needed > len(visible_gpus())
+
+
+def side_by_side(args, argv: list[str], settings: dict) -> int:
+    """Capture ahead while training; when one fails, the other ends."""
+    capturing = subprocess.Popen(ahead(args, settings), preexec_fn=tied())
+    training = subprocess.Popen([sys.executable, __file__, *argv, "--in-turn", "wait"], preexec_fn=tied())
+    try:
+        while (code := training.poll()) is None:
+            if capturing.poll():
+                raise EyasError("the training shards could not be captured: see above")
+            time.sleep(OUT_OF_WORK_S)
+        return code
+    finally:
+        for process in (training, capturing):
+            process.terminate()
+            process.wait()
+
+
+def in_turns(args, argv: list[str], settings: dict) -> int:
+    """Fill the window, train on it, and so on: each has the GPUs for itself."""
+    while True:
+        if code := subprocess.run([*ahead(args, settings), "--fill"], preexec_fn=tied(), check=False).returncode:
+            return code
+        training = [sys.executable, __file__, *argv, "--in-turn", "leave"]
+        code = subprocess.run(training, preexec_fn=tied(), check=False).returncode
+        if code != STARVED:
+            return code
+
+
+def ahead(args, settings: dict) -> list[str]:
+    places = {name: str(getattr(args, name)) for name in ("states", "corpus", "vocabulary", "state")}
+    places |= {"settings": json.dumps(settings)} | ({"threads": str(args.threads)} if args.threads else {})
+    flags = [word for name, value in places.items() for word in (f"--{name}", value)]
+    return [sys.executable, str(Path(__file__).with_name("capture_ahead.py")), *flags]
+
+
+def tied():
+    return partial(end_with_parent, os.getpid())
 
 
 if __name__ == "__main__":

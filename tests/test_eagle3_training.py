@@ -18,7 +18,7 @@ from eyas.eagle3.checkpoint import check_export
 from eyas.eagle3.data import Reader, Shards
 from eyas.eagle3.metrics import read_metrics
 from eyas.eagle3.supervision import Objective
-from eyas.eagle3.train import train
+from eyas.eagle3.train import Folders, train
 from eyas.encoding import as_bytes, encode
 from eyas.errors import EyasError
 from eyas.records import write_json
@@ -90,10 +90,11 @@ class Run:
 
     def train(self, draft=None, **changes):
         f = self.folder
-        train(
-            *(self.settings(draft, **changes), f / "hidden_states", f / "draft_vocab/map.safetensors"),
-            *(f / "target/head.safetensors", f / "target/tokenizer", f / "state", f / "draft"),
+        at = Folders(
+            *(f / "hidden_states", f / "corpus", f / "draft_vocab/map.safetensors", f / "target/head.safetensors"),
+            *(f / "target/tokenizer", f / "state", f / "draft"),
         )
+        train(self.settings(draft, **changes), at)
         return self.losses()
 
     def command(self, *args, **changes):
@@ -382,7 +383,7 @@ def test_each_sample_is_in_one_pack_of_an_epoch(run):
     shards = Shards([shard_path(run.folder / "hidden_states/train", k, 2) for k in range(2)])
     orders = []
     for epoch in range(2):
-        packs = shards.packs(64, seed=0, epoch=epoch)
+        packs = shards.packs(64, seed=0, number=epoch)
         samples = [s for pack in packs for s in pack.samples]
         assert sorted(samples) == sorted(map(tuple, shards.samples.tolist())) and len(samples) == 14 + 18
         assert all(pack.tokens <= 64 for pack in packs)

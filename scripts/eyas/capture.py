@@ -242,7 +242,7 @@ def _refuse_full_disk(tokens: np.ndarray, capture: Capture, hidden: int, out: Pa
     shards = len(tokens)
     left = [k for k in range(shards) if not shard_path(out.parent, k, shards).exists()]
     if capture.window is not None:
-        left = left[: capture.window]
+        left = left[: max(1, capture.window - (shards - len(left)))]
     own = out.with_name(f".{out.name}.partial")
     written = own.stat().st_blocks * 512 if own.exists() else 0
     needed, free = int(tokens[left].sum()) * per_token - written, free_bytes(out.parent)

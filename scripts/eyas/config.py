@@ -405,7 +405,7 @@ class Config(Strict):
 
     def train_settings(self) -> dict:
         """Everything that `draft/` is made with besides the states, as plain JSON."""
-        return self.model_dump(mode="json", include={"draft", "train", "capture", "target"})
+        return {**self.model_dump(mode="json", include={"draft", "train"}), **self.capture_settings()}
 
 
 def parse(raw: dict) -> Config:

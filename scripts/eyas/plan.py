@@ -41,14 +41,14 @@ def plan(config: Config, root: Path, hidden: int) -> dict:
     known = [r.tokens for r in rows if r.tokens is not None]
     tokens = counted if counted is not None else sum(known)
     per_token = bytes_per_token(hidden, LAYERS, capture.dtype)
-    shards = [_json(p) for p in sorted(root.glob("hidden_states/*/*.json"))]
+    shards = [_json(p) for p in sorted((root / "hidden_states").rglob("*.json"))]
     shards = [s for s in shards if s.get("bytes")]
     states = root / "hidden_states"
     needed = tokens * per_token
     if capture.window is not None:  # never more than so many training shards, beside the held-out ones
         train, held = needed * (1 - config.corpus.heldout), needed * config.corpus.heldout
         needed = int(held + train * min(1, capture.window / capture.shards))
-    there = sum(p.stat().st_size for p in states.glob("*/*.safetensors"))
+    there = sum(p.stat().st_size for p in states.rglob("*.safetensors"))
     needed, free = max(0, needed - there), free_bytes(states)
     left = max(0, tokens - sum(s["tokens"] for s in shards))
     return {

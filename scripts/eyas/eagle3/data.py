@@ -83,16 +83,16 @@ class Shards:
             progress.update(done, done / len(self.samples))
         progress.close()
 
-    def packs(self, budget: int, seed: int | None, epoch: int = 0, dataset: str | None = None) -> list[Pack]:
+    def packs(self, budget: int, seed: int | None, number: int = 0, dataset: str | None = None) -> list[Pack]:
         """Each usable sample in one pack; as many as fit into `budget` tokens, a longer one alone.
 
-        seed: of the order, with the epoch; None: as they lie. dataset: of this one alone.
+        seed: of the order, with the number of the block; None: as they lie. dataset: of this one alone.
         """
         order = np.arange(len(self.samples))
         if dataset is not None:
             order = np.array([n for n in order if self.dataset(*self.samples[n]) == dataset], dtype=np.int64)
         if seed is not None:
-            np.random.default_rng([seed, epoch]).shuffle(order)
+            np.random.default_rng([seed, number]).shuffle(order)
         packs, chosen, tokens = [], [], 0
         for n in order:
             if chosen and tokens + self.lengths[n] > budget:

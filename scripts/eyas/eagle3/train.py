@@ -2,6 +2,8 @@
 
 import logging
 import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,43 +13,63 @@ from eyas.eagle3.checkpoint import check_export, export
 from eyas.eagle3.data import Shards
 from eyas.eagle3.metrics import FILE as METRICS
 from eyas.eagle3.metrics import read_metrics
+from eyas.eagle3.model import Draft
 from eyas.eagle3.start import check_start, objective_of, open_draft, target_config
 from eyas.eagle3.teacher import Teacher
-from eyas.eagle3.trainer import BEST, AllAtOnce, Trainer, fingerprint
+from eyas.eagle3.trainer import BEST, AllAtOnce, Trainer, Windowed
 from eyas.eagle3.world import World
 from eyas.errors import EyasError
 from eyas.records import whole_file, write_json
 from eyas.states import shard_path
 from eyas.target.head import Head
+from eyas.window import fingerprint, window_of
 
 CHECKPOINT_COPIES = 4  # fp32 weights and two moments, beside a partial file of the same
 
 
-def train(settings: dict, states: Path, vocabulary: Path, head_path: Path, tokenizer: Path, state: Path, out: Path):
-    """Train, or go on, and publish `out`/{model.safetensors,config.json,metrics.jsonl,training.json}.
+@dataclass(frozen=True)
+class Folders:
+    """Where a training reads and writes: those of the workflow, below one working directory or elsewhere."""
 
-    settings: config.Config.train_settings. state: a run's checkpoints lie below it, in a folder named by all that
-    decides what comes of the run. EyasError for what does not fit, before anything is trained.
+    states: Path
+    corpus: Path
+    vocabulary: Path  # map.safetensors
+    head: Path
+    tokenizer: Path
+    state: Path
+    out: Path
+
+
+def train(settings: dict, at: Folders, alive: Callable[[], None] | None = None) -> None:
+    """Train, or go on, and publish `at.out`/{model.safetensors,config.json,metrics.jsonl,training.json}.
+
+    settings: config.Config.train_settings. A run's checkpoints lie below at.state, in a folder named by all that
+    decides what comes of the run. alive: of a window, see Window.wait_for. EyasError for what does not fit, before
+    anything is trained; window.Starved when the next shard of a window is not there and not waited for.
     """
     training, model = Training.model_validate(settings["train"]), DraftModel.model_validate(settings["draft"])
     target, capture = Target.model_validate(settings["target"]), Capture.model_validate(settings["capture"])
     objective = objective_of(training)
     with World("cpu" if training.gpus == 0 else None) as world:
-        head = Head.load(head_path)
-        shards = Shards(shard_files(states / "train", capture.shards))
-        heldout = Shards(shard_files(states / "heldout", capture.heldout_shards))
+        head = Head.load(at.head)
+        heldout = Shards(shard_files(at.states / "heldout", capture.heldout_shards))
+        window = window_of(settings, at.states, at.corpus, at.vocabulary, at.state)
+        if window is None:
+            shards = Shards(shard_files(at.states / "train", capture.shards))
+        elif window.next < window.total:
+            shards = Shards([window.wait_for(window.next, alive)])
+        else:  # all was trained; what is left is to publish
+            shards = heldout
         heldout = heldout if len(heldout.samples) else None
-        description = target_config(tokenizer, Path(target.model))
-        draft = open_draft(model, training, description, head, shards, vocabulary)
+        description = target_config(at.tokenizer, Path(target.model))
+        draft = open_draft(model, training, description, head, shards, at.vocabulary)
         check_start(shards, draft, objective)
-        deciding = {k: v for k, v in settings["train"].items() if k not in DECIDES_NO_TRAINING}
-        contents = [shard.metadata["content"] for shard in shards.shards]
-        kept = draft.d2t.tolist()
-        state = state / fingerprint(deciding, draft.config.to_json(), model.warm_start, contents, kept)
+        state = at.state / (window.key if window else run_key(settings, draft, shards))
+        verified = training.verify_at_start and window is None
         if world.rank == 0:
             state.mkdir(parents=True, exist_ok=True)
             refuse_full_disk(draft, state)
-            if training.verify_at_start:
+            if verified:
                 shards.verify()
         world.wait()
         dtype = world.compute_dtype(training.precision)
@@ -55,11 +77,23 @@ def train(settings: dict, states: Path, vocabulary: Path, head_path: Path, token
         sizes = f"{sum(p.numel() for p in draft.trainable(objective.train_lm_head).values()) / 1e6:,.1f} M parameters"
         logging.info("%s samples, %s tokens; %s", f"{len(shards.samples):,}", f"{shards.tokens:,}", sizes)
         trainer = Trainer(training, objective, draft, teacher, state, world, heldout)
-        position = trainer.run(AllAtOnce(shards, training.epochs))
+        if window is None:
+            source = AllAtOnce(shards, training.epochs, verified)
+        else:
+            source = Windowed(window, alive, world.rank == 0)
+        position = trainer.run(source)
         whole = world.whole_draft(trainer.model, draft)
         if world.rank == 0:
-            publish(whole, state, out, settings, vars(position))
+            publish(whole, state, at.out, settings, vars(position))
         world.wait()
+
+
+def run_key(settings: dict, draft: Draft, shards: Shards) -> str:
+    """Names a run by all that decides what comes of it."""
+    deciding = {k: v for k, v in settings["train"].items() if k not in DECIDES_NO_TRAINING}
+    contents = [shard.metadata["content"] for shard in shards.shards]
+    warm_start = settings["draft"]["warm_start"]
+    return fingerprint(deciding, draft.config.to_json(), warm_start, contents, draft.d2t.tolist())
 
 
 def shard_files(folder: Path, count: int) -> list[Path]:

@@ -5,13 +5,12 @@ each step's losses by the supervised positions of all of them: one process or ei
 holds all that the next step depends on, so a run that was killed and goes on gives the losses of one that was not.
 """
 
-import hashlib
 import json
 import logging
 import math
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -40,6 +39,7 @@ from eyas.eagle3.world import World
 from eyas.errors import EyasError
 from eyas.progress import duration
 from eyas.records import whole_file
+from eyas.window import Window
 
 LAST = "last.pt"
 BEST = "best"
@@ -49,11 +49,14 @@ FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 @dataclass(frozen=True)
 class Block:
-    """Shards that are shuffled together: all of them, or one of a window. number: 0, 1, … through all passes."""
+    """Shards that are shuffled together: all of them, or one of a window.
+
+    number: 0, 1, … through all passes. verify: compare checksums as samples are read.
+    """
 
     number: int
-    epoch: int
     shards: Shards
+    verify: bool
 
 
 class Source(Protocol):
@@ -70,20 +73,38 @@ class Source(Protocol):
 
 
 class AllAtOnce:
-    """Every shard is there: a block is a pass over all of them."""
+    """Every shard is there: a block is a pass over all of them. verified: the checksums were compared before."""
 
-    def __init__(self, shards: Shards, epochs: int):
-        self.shards, self.epochs = shards, epochs
+    def __init__(self, shards: Shards, epochs: int, verified: bool):
+        self.shards, self.epochs, self.verified = shards, epochs, verified
 
     def blocks(self, first: int) -> Iterator[Block]:
         for epoch in range(first, self.epochs):
-            yield Block(epoch, epoch, self.shards)
+            yield Block(epoch, self.shards, epoch == 0 and not self.verified)
 
     def done(self, block: int) -> None:
         pass
 
     def share(self, block: int, of_block: float) -> float:
         return (block + of_block) / self.epochs
+
+
+class Windowed:
+    """Shards come and go: a block is one of them. alive: see Window.wait_for."""
+
+    def __init__(self, window: Window, alive: Callable[[], None] | None, first_process: bool):
+        self.window, self.alive, self.first_process = window, alive, first_process
+
+    def blocks(self, first: int) -> Iterator[Block]:
+        for number in range(first, self.window.total):
+            yield Block(number, Shards([self.window.wait_for(number, self.alive)]), True)
+
+    def done(self, block: int) -> None:
+        if self.first_process:
+            self.window.advance(block + 1)
+
+    def share(self, block: int, of_block: float) -> float:
+        return (block + of_block) / self.window.total
 
 
 @dataclass
@@ -153,14 +174,13 @@ class Trainer:
     def _block(self, block: Block, source: Source) -> bool:
         """Train on one block; whether the time is up."""
         training, world, position = self.training, self.world, self.position
-        packs = block.shards.packs(training.batch_tokens, training.seed, block.epoch)
+        packs = block.shards.packs(training.batch_tokens, training.seed, block.number)
         at_once = training.batches_per_step
         todo = packs[position.batches :]
         steps = [todo[k : k + at_once] for k in range(0, len(todo), at_once)]
         mine = [pack for step in steps for pack in step[world.rank :: world.size]]
         with_last = self.objective.loss != "hard"
-        verify = not training.verify_at_start and block.epoch == 0
-        reading = Reader(block.shards, mine, with_last=with_last, verify=verify, device=world.device)
+        reading = Reader(block.shards, mine, with_last=with_last, verify=block.verify, device=world.device)
         with reading:
             batches = iter(reading)
             for step in steps:
@@ -421,8 +441,3 @@ def _is_full_disk(error: Exception) -> bool:
 
     code = getattr(error, "errno", None)
     return code in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error) or "unexpected pos" in str(error)
-
-
-def fingerprint(*parts) -> str:
-    """16 hex digits of what a run depends on: another one starts anew, in a folder of its own."""
-    return hashlib.blake2b(orjson.dumps(parts, option=orjson.OPT_SORT_KEYS), digest_size=8).hexdigest()
