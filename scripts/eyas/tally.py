@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from eyas import pages
+from eyas.built import built
 from eyas.config import DECIDES_NOTHING, Config
 from eyas.generate import COUNTERS
 from eyas.progress import Progress, duration
@@ -71,7 +72,8 @@ def tally(
                                        "bytes", "what", "command"}],
                              "classes": {class: {"datasets", "records", "tokens", "trainable_tokens"}}}},
      "total": as a class, "problems": [{"stage", "dataset", "state", "what", "command"}],
-     "underway": [the live counters (generate.COUNTERS) of each dataset that has no answers yet]}
+     "underway": [the live counters (generate.COUNTERS) of each dataset that has no answers yet],
+     "together": what was made of all datasets (see built.built)}
 
     state: ok, missing, empty, damaged or stale; `what` [str]: everything that is wrong; `command`: what rebuilds
     it, None when ok. The first tokens of a prompt dataset are those that the target will read.
@@ -96,6 +98,7 @@ def tally(
             if r["state"] != "ok"
         ],
         "underway": _underway(config, state or prepared.with_name("state"), responses),
+        "together": built(config, prepared.parent, command, differences),
     }
 
 
@@ -373,10 +376,14 @@ def as_text(result: dict) -> str:
             text.append("  ".join(cells).rstrip())
     if result["underway"]:
         text += ["", "Being answered, or stopped while it was:", *(f"  {_counters(c)}" for c in result["underway"])]
-    if result["problems"]:
+    if result["together"]:
+        text += ["", "Made of all datasets:", *(f"  {r['file']}: {r['state']}" for r in result["together"])]
+    problems = [{**p, "file": f"{p['stage']}/{p['dataset']}"} for p in result["problems"]]
+    problems += [r for r in result["together"] if r["state"] != "ok"]
+    if problems:
         text += ["", "Not as it should be; the line below each rebuilds it:"]
-    for problem in result["problems"]:
-        text += [f"  {problem['stage']}/{problem['dataset']} is {problem['state']}"]
+    for problem in problems:
+        text += [f"  {problem['file']} is {problem['state']}"]
         text += [f"    {what}" for what in problem["what"]]
         text += [f"      {problem['command']}"]
     return "\n".join(text) + "\n"

@@ -1,0 +1,148 @@
+"""Real SGLang on the CPU serves the drafts that eyas trains; a damaged one, or the wrong flag, accepts nothing.
+
+SGLang drops unknown and missing names of a checkpoint in silence: an acceptance length of 1.00 is the only sign.
+"""
+
+import json
+import random
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from conftest import ROOT, SMOLLM2_GGUF
+from eyas.capture import capture_shard
+from eyas.config import Generation, load
+from eyas.corpus import build_corpus
+from eyas.eagle3.checkpoint import check_export
+from eyas.eagle3.train import Folders, train
+from eyas.errors import EyasError
+from eyas.states import shard_path
+from eyas.target.embedded import Embedded
+from eyas.target.engine import Request
+from eyas.target.head import Head, extract_head
+from eyas.vocabulary import build_vocabulary
+from sglang_server import SglangCpu, require_sglang_cpu, shared_model
+from test_capture import opened, settings_for, target_of
+from test_corpus import SETTINGS, record, write
+
+pytestmark = pytest.mark.xdist_group("sglang")  # one real server at a time
+
+CONFIG = load([ROOT / "config/demo.yaml"])
+LAYERS, PROMPTS, HELDOUT, TOKENS = (2, 15, 27), 72, 8, 48
+TOPICS = "rivers bees bread trains stars winter music maps salt bridges clocks gardens".split()
+ASKED = (
+    "Explain in a few sentences what {} are and why they matter.",
+    "Write a short story about {} and a child.",
+    "List five facts about {}.",
+    "What would you tell a friend about {}?",
+    "How do {} change over a year? Answer step by step.",
+    "Write a Python function that counts {} in a text.",
+    "Compare {} with something else, in simple words.",
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    require_sglang_cpu()
+    return shared_model(SMOLLM2_GGUF, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def trained(model, smollm2, tmp_path_factory):
+    """(folder of a draft for SmolLM2, prompts that it was not trained on): greedy answers, captured and learned."""
+    folder = tmp_path_factory.mktemp("trained")
+    asked = [a.format(topic) for topic in TOPICS for a in ASKED]
+    random.Random(0).shuffle(asked)
+    chat = [smollm2.format.prompt([{"role": "user", "content": text}]) for text in asked[: PROMPTS + HELDOUT]]
+    prompts = [ids for ids, _ in smollm2.encode(chat)]
+    engine = Embedded(model, device="cpu", layers=LAYERS)
+    sampling = Generation(temperature=0, max_new_tokens=TOKENS, concurrency=32)
+    requests = [Request(str(k), ids) for k, ids in enumerate(prompts[:PROMPTS])]
+    answers = {answer.id: answer.output_ids for answer in engine.generate(requests, sampling)}
+    records = [record("A", k, ids, answers[str(k)]) for k, ids in enumerate(prompts[:PROMPTS])]
+    source = write(folder, "A", records, vocabulary=49152, tokenizer=smollm2.fingerprint)
+    build_corpus({**SETTINGS, "max_tokens": 512, "heldout": 0.05}, [source], folder / "corpus")
+    vocabulary = {"size": 4096, "ladder": [], "warm_start": None, "warm_start_revision": None}
+    build_vocabulary(vocabulary, folder / "corpus", folder / "draft_vocab")
+    extract_head(target_of(model), folder / "head.safetensors")
+    head = Head.load(folder / "head.safetensors")
+    settings = {**settings_for(head), **{k: v for k, v in CONFIG.train_settings().items() if k in ("draft", "train")}}
+    settings["capture"] |= {"shards": 1, "heldout_shards": 1}
+    settings["train"] |= {"max_minutes": None, "epochs": 25, "batch_tokens": 1024, "evaluate_every": 1000}
+    for split in ("train", "heldout"):
+        out = shard_path(folder / "hidden_states" / split, 0, 1)
+        capture_shard(settings, folder / f"corpus/{split}.parquet", LAYERS, head, 0, 1, lambda: opened(engine), out)
+    places = ("hidden_states", "corpus", "draft_vocab/map.safetensors", "head.safetensors")
+    train(settings, Folders(*(folder / place for place in places), model, folder / "state", folder / "draft"))
+    return folder / "draft", prompts[PROMPTS:]
+
+
+def served(model, draft, algorithm="EAGLE3"):
+    """Flags of a server that speculates three tokens ahead."""
+    backends = ("prefill-attention-backend", "decode-attention-backend", "speculative-draft-attention-backend")
+    return {
+        **{"attention-backend": None, **dict.fromkeys(backends, "intel_amx"), "max-running-requests": 4},
+        **{"speculative-algorithm": algorithm, "speculative-draft-model-path": str(draft)},
+        **{"speculative-num-steps": 3, "speculative-eagle-topk": 1, "speculative-num-draft-tokens": 4},
+    }
+
+
+def accepted(model, draft, prompts, folder, algorithm="EAGLE3"):
+    """(tokens for each verification, answers): the token that prefill gives for free is not counted."""
+    tokens = verified = 0
+    answers = []
+    with SglangCpu(model, folder / f"{draft.name}-{algorithm}.log", served(model, draft, algorithm)) as server:
+        for ids in prompts:
+            asked = {"input_ids": ids, "sampling_params": {"temperature": 0, "max_new_tokens": TOKENS}}
+            status, answer = server.post("/generate", asked)
+            assert status == 200, answer
+            tokens += answer["meta_info"]["completion_tokens"] - 1
+            verified += answer["meta_info"]["spec_verify_ct"]
+            answers.append(answer["output_ids"])
+    return tokens / verified, answers
+
+
+def without(draft, name, folder):
+    """A copy of the draft whose file lacks one tensor."""
+    copy = folder / f"without-{name}"
+    shutil.copytree(draft, copy)
+    tensors = load_file(copy / "model.safetensors")
+    del tensors[name]
+    save_file(tensors, copy / "model.safetensors")
+    return copy
+
+
+def test_sglang_accepts_what_the_draft_proposes_on_prompts_it_never_saw(model, trained, tmp_path):
+    draft, prompts = trained
+    length, answers = accepted(model, draft, prompts, tmp_path)
+    summary = json.loads((draft / "training.json").read_bytes())
+    print(f"accepted {length:.3f}, simulated {summary['best']}")
+    assert length > 1.07
+    with SglangCpu(model, tmp_path / "plain.log", {"max-running-requests": 4}) as server:
+        plain = []
+        for ids in prompts:
+            asked = {"input_ids": ids, "sampling_params": {"temperature": 0, "max_new_tokens": TOKENS}}
+            plain.append(server.post("/generate", asked)[1]["output_ids"])
+    equal = [a == b for a, b in zip(answers, plain, strict=True)]
+    assert sum(equal) >= len(equal) // 2, "greedy answers are the target's own, but for ties in bf16"
+
+
+@pytest.mark.parametrize("name", ["lm_head.weight", "d2t"])
+def test_a_tensor_that_is_missing_is_caught_and_would_accept_nothing(model, trained, tmp_path, name):
+    draft, prompts = trained
+    damaged = without(draft, name, tmp_path)
+    with pytest.raises(EyasError, match=rf"{name}: missing; SGLang would serve without it and accept nothing"):
+        check_export(damaged)
+    assert accepted(model, damaged, prompts[:3], tmp_path)[0] < 1.03
+
+
+def test_the_wrong_flag_accepts_nothing(model, trained, tmp_path):
+    draft, prompts = trained
+    assert accepted(model, draft, prompts[:3], tmp_path, "EAGLE")[0] < 1.03
+
+
+def test_the_draft_on_the_disk_is_the_one_that_was_trained(trained):
+    tensors = load_file(trained[0] / "model.safetensors")
+    assert tensors["fc.weight"].dtype == torch.bfloat16 and tensors["t2d"].sum() == len(tensors["d2t"]) == 4096
