@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from conftest import ROOT
-from eyas.config import load
+from eyas.config import Training, load
 from eyas.eagle3.checkpoint import check_export
 from eyas.eagle3.data import Reader, Shards
 from eyas.eagle3.metrics import read_metrics
@@ -83,7 +83,7 @@ class Run:
 
     def settings(self, draft=None, **changes):
         settings = load([ROOT / "config/demo.yaml"]).train_settings()
-        settings["train"] |= {**TRAIN, **changes}
+        settings["train"] = {**Training().model_dump(mode="json"), **TRAIN, **changes}
         settings["capture"] |= {"shards": self.shards}
         settings["draft"] |= draft or {}
         return settings
@@ -223,8 +223,6 @@ def test_muon_trains_and_goes_on(run):
 
 
 def training(run, **changes):
-    from eyas.config import Training
-
     return Training.model_validate(run.settings(**changes)["train"])
 
 
