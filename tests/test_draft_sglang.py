@@ -3,9 +3,9 @@
 SGLang drops unknown and missing names of a checkpoint in silence: an acceptance length of 1.00 is the only sign.
 """
 
-import json
 import random
 import shutil
+from os.path import commonprefix
 
 import pytest
 import torch
@@ -64,7 +64,7 @@ def trained(model, smollm2, tmp_path_factory):
     records = [record("A", k, ids, answers[str(k)]) for k, ids in enumerate(prompts[:PROMPTS])]
     source = write(folder, "A", records, vocabulary=49152, tokenizer=smollm2.fingerprint)
     build_corpus({**SETTINGS, "max_tokens": 512, "heldout": 0.05}, [source], folder / "corpus")
-    vocabulary = {"size": 4096, "ladder": [], "warm_start": None, "warm_start_revision": None}
+    vocabulary = {"size": 512, "ladder": [], "warm_start": None, "warm_start_revision": None}
     build_vocabulary(vocabulary, folder / "corpus", folder / "draft_vocab")
     extract_head(target_of(model), folder / "head.safetensors")
     head = Head.load(folder / "head.safetensors")
@@ -89,19 +89,29 @@ def served(model, draft, algorithm="EAGLE3"):
     }
 
 
-def accepted(model, draft, prompts, folder, algorithm="EAGLE3"):
-    """(tokens for each verification, answers): the token that prefill gives for free is not counted."""
-    tokens = verified = 0
-    answers = []
+def answered(model, draft, prompts, folder, algorithm="EAGLE3"):
+    """The server's answer to each prompt."""
     with SglangCpu(model, folder / f"{draft.name}-{algorithm}.log", served(model, draft, algorithm)) as server:
-        for ids in prompts:
-            asked = {"input_ids": ids, "sampling_params": {"temperature": 0, "max_new_tokens": TOKENS}}
-            status, answer = server.post("/generate", asked)
-            assert status == 200, answer
-            tokens += answer["meta_info"]["completion_tokens"] - 1
-            verified += answer["meta_info"]["spec_verify_ct"]
-            answers.append(answer["output_ids"])
-    return tokens / verified, answers
+        return [ask(server, ids) for ids in prompts]
+
+
+def ask(server, ids):
+    asked = {"input_ids": ids, "sampling_params": {"temperature": 0, "max_new_tokens": TOKENS}}
+    status, answer = server.post("/generate", asked)
+    assert status == 200, answer
+    return answer
+
+
+def gain(answers):
+    """Accepted tokens of the draft for each verification; the token that prefill gives for free is not counted."""
+    tokens = sum(a["meta_info"]["completion_tokens"] - 1 for a in answers)
+    return tokens / sum(a["meta_info"]["spec_verify_ct"] for a in answers) - 1
+
+
+@pytest.fixture(scope="module")
+def sound(model, trained, tmp_path_factory):
+    """Answers with the draft as it should be."""
+    return answered(model, *trained, tmp_path_factory.mktemp("sound"))
 
 
 def without(draft, name, folder):
@@ -114,35 +124,28 @@ def without(draft, name, folder):
     return copy
 
 
-def test_sglang_accepts_what_the_draft_proposes_on_prompts_it_never_saw(model, trained, tmp_path):
-    draft, prompts = trained
-    length, answers = accepted(model, draft, prompts, tmp_path)
-    summary = json.loads((draft / "training.json").read_bytes())
-    print(f"accepted {length:.3f}, simulated {summary['best']}")
-    assert length > 1.07
+def test_sglang_accepts_what_the_draft_proposes_on_prompts_it_never_saw(model, trained, sound, tmp_path):
+    assert gain(sound) > 0.1
     with SglangCpu(model, tmp_path / "plain.log", {"max-running-requests": 4}) as server:
-        plain = []
-        for ids in prompts:
-            asked = {"input_ids": ids, "sampling_params": {"temperature": 0, "max_new_tokens": TOKENS}}
-            plain.append(server.post("/generate", asked)[1]["output_ids"])
-    equal = [a == b for a, b in zip(answers, plain, strict=True)]
-    assert sum(equal) >= len(equal) // 2, "greedy answers are the target's own, but for ties in bf16"
+        plain = [ask(server, ids)["output_ids"] for ids in trained[1]]
+    alike = [len(commonprefix([a["output_ids"], b])) for a, b in zip(sound, plain, strict=True)]
+    assert sum(alike) > 0.4 * sum(map(len, plain)), "greedy answers are the target's own, up to a tie in bf16"
 
 
 @pytest.mark.parametrize("name", ["lm_head.weight", "d2t"])
-def test_a_tensor_that_is_missing_is_caught_and_would_accept_nothing(model, trained, tmp_path, name):
+def test_a_tensor_that_is_missing_is_caught_and_would_cost_acceptance(model, trained, sound, tmp_path, name):
     draft, prompts = trained
     damaged = without(draft, name, tmp_path)
     with pytest.raises(EyasError, match=rf"{name}: missing; SGLang would serve without it and accept nothing"):
         check_export(damaged)
-    assert accepted(model, damaged, prompts[:3], tmp_path)[0] < 1.03
+    assert gain(answered(model, damaged, prompts[:4], tmp_path)) < 0.6 * gain(sound[:4])
 
 
-def test_the_wrong_flag_accepts_nothing(model, trained, tmp_path):
+def test_the_wrong_flag_costs_acceptance_in_silence(model, trained, sound, tmp_path):
     draft, prompts = trained
-    assert accepted(model, draft, prompts[:3], tmp_path, "EAGLE")[0] < 1.03
+    assert gain(answered(model, draft, prompts[:4], tmp_path, "EAGLE")) < 0.6 * gain(sound[:4])
 
 
 def test_the_draft_on_the_disk_is_the_one_that_was_trained(trained):
     tensors = load_file(trained[0] / "model.safetensors")
-    assert tensors["fc.weight"].dtype == torch.bfloat16 and tensors["t2d"].sum() == len(tensors["d2t"]) == 4096
+    assert tensors["fc.weight"].dtype == torch.bfloat16 and tensors["t2d"].sum() == len(tensors["d2t"]) == 512
