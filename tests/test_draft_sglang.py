@@ -5,7 +5,6 @@ SGLang drops unknown and missing names of a checkpoint in silence: an acceptance
 
 import random
 import shutil
-from os.path import commonprefix
 
 import pytest
 import torch
@@ -114,6 +113,11 @@ def sound(model, trained, tmp_path_factory):
     return answered(model, *trained, tmp_path_factory.mktemp("sound"))
 
 
+def shared_start(a, b):
+    """How many tokens two answers have in common before they part."""
+    return next((k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
 def without(draft, name, folder):
     """A copy of the draft whose file lacks one tensor."""
     copy = folder / f"without-{name}"
@@ -128,7 +132,7 @@ def test_sglang_accepts_what_the_draft_proposes_on_prompts_it_never_saw(model, t
     assert gain(sound) > 0.1
     with SglangCpu(model, tmp_path / "plain.log", {"max-running-requests": 4}) as server:
         plain = [ask(server, ids)["output_ids"] for ids in trained[1]]
-    alike = [len(commonprefix([a["output_ids"], b])) for a, b in zip(sound, plain, strict=True)]
+    alike = [shared_start(a["output_ids"], b) for a, b in zip(sound, plain, strict=True)]
     assert sum(alike) > 0.4 * sum(map(len, plain)), "greedy answers are the target's own, up to a tie in bf16"
 
 
