@@ -8,6 +8,13 @@ attention.py    attention over the steps: blocks of queries on any device, flex_
 loss.py         the losses and their gradients, chunk by chunk: no [tokens, vocabulary] tensor
 ttt.py          training_time_test: all of it together
 checkpoint.py   export, its check, and loading, in the form that SGLang's LlamaForCausalLMEagle3 reads
+data.py         shards → packed batches, read ahead
+start.py        what a training starts from, fitted together and checked
+optimizers.py   AdamW, Muon, their schedule
+world.py        the processes that train together: DDP, FSDP2
+trainer.py      the loop: steps, checkpoints, judgements on held-out samples
+metrics.py      what is measured: JSON lines, TensorBoard
+train.py        all of it, from hidden_states/ to draft/
 
     teacher = Teacher(target_head, draft.t2d, torch.bfloat16)
     plan = supervise(batch, teacher.targets(batch, objective), draft.t2d, objective)
