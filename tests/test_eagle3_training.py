@@ -1,7 +1,6 @@
 """Training goes on where it was killed, gives one loss on one or two processes, and stops with the reason."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -19,6 +18,8 @@ from eyas.eagle3.data import Reader, Shards
 from eyas.eagle3.metrics import read_metrics
 from eyas.eagle3.supervision import Objective
 from eyas.eagle3.train import Folders, train
+from eyas.eagle3.trainer import Trainer
+from eyas.eagle3.world import World
 from eyas.encoding import as_bytes, encode
 from eyas.errors import EyasError
 from eyas.records import write_json
@@ -204,22 +205,33 @@ def test_a_process_may_have_nothing_to_train_on(tmp_path):
     assert any(line["supervised"] == 0 for line in runs[0].metrics())
 
 
-def test_muon_trains_and_goes_on(run):
+def test_muon_trains_and_goes_on(run, tmp_path, monkeypatch):
     expected = run.train(optimizer="muon", muon_lr=0.02)
-    (run.state / "last.pt").rename(run.folder / "kept.pt")
-    other = Run(run.folder / "other")
-    other.train(optimizer="muon", muon_lr=0.02, max_minutes=1e-9)  # no step: the time is up at once
-    assert other.losses() == {} and expected
-    with pytest.raises(EyasError, match="muon needs whole"):
-        os.environ.update(RANK="0", WORLD_SIZE="1")
-        try:
-            from eyas.eagle3.world import World
+    other, report = Run(tmp_path / "other"), Trainer._report
 
-            world = World("cpu")
-            world.size = 2
-            world.wrapped(torch.nn.Linear(1, 1), training(run, optimizer="muon", sharding="fsdp"))
-        finally:
-            del os.environ["RANK"], os.environ["WORLD_SIZE"]
+    def cut(self, progress):
+        report(self, progress)
+        if self.position.step == 6:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trainer, "_report", cut)
+    with pytest.raises(KeyboardInterrupt):
+        other.train(optimizer="muon", muon_lr=0.02)
+    monkeypatch.undo()
+    assert len(other.losses()) == 6
+    assert other.train(optimizer="muon", muon_lr=0.02) == expected
+
+
+def test_the_time_budget_ends_the_training(run):
+    assert run.train(max_minutes=1e-9) == {}, "no step: the time is up at once"
+    check_export(run.folder / "draft")
+
+
+def test_muon_needs_whole_matrices(run):
+    world = World("cpu")
+    world.size = 2
+    with pytest.raises(EyasError, match="muon needs whole"):
+        world.wrapped(torch.nn.Linear(1, 1), training(run, optimizer="muon", sharding="fsdp"))
 
 
 def training(run, **changes):
