@@ -598,7 +598,7 @@ def main(argv=None) -> int:
     args = parser.parse_args(argv)
     os.environ.update(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1", HF_HUB_OFFLINE="1", GOMP_SPINCOUNT="30000")
     sys.path.insert(0, str(data.ROOT / "scripts"))
-    if args.side not in ("embedded", "transformers", "train"):
+    if args.side not in ("embedded", "transformers", "train", "capture"):
         from eyas.chat import keep_torch_out
 
         keep_torch_out()
