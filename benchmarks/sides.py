@@ -415,11 +415,14 @@ def capture(args, watch: Watch) -> dict:
     """`capture_shard` through a server that captures; open_engine finds it by its url."""
     from contextlib import nullcontext
 
+    import torch
+
     from eyas.capture import capture_shard
     from eyas.config import Target
     from eyas.target.head import Head, extract_head
     from eyas.target.sglang import RunningServer, SglangEngine
 
+    torch.set_num_threads(1)  # as the workflow's rule has it
     engine = SglangEngine(RunningServer(args.url, args.model), Path(args.tickets))
     asked = {
         "concurrency": args.concurrency,

@@ -37,6 +37,10 @@ def main(argv=None) -> int:
     args = parser.parse_args(argv)
     log_to_stderr()
     os.environ.setdefault("GOMP_SPINCOUNT", "30000")  # see generate_responses.py
+    if args.threads:
+        import torch
+
+        torch.set_num_threads(args.threads)  # of the judge, too: beside a server it must not spin
     settings = args.settings or load(args.configfile).capture_settings()
     capture, target = Capture.model_validate(settings["capture"]), Target.model_validate(settings["target"])
     shape = Shape.of(args.tokenizer, Path(target.model))
