@@ -311,7 +311,7 @@ def test_no_tensor_of_tokens_times_vocabulary_is_made(monkeypatch):
 def test_specforge_s_numbers_are_reproduced(case):
     """Vectors made with SpecForge 0.2.0: losses (its sums are divided by all positions), accuracies, acceptance rates,
     logits, hidden states and gradients, under its own conventions."""
-    t = load_file(ORACLE / f"{case}.safetensors")
+    t = load_file(ORACLE / "shared.safetensors") | load_file(ORACLE / f"{case}.safetensors")
     weights = {k.removeprefix("draft."): v for k, v in t.items() if k.startswith("draft.")}
     c = DraftConfig(
         hidden_size=64, intermediate_size=128, num_attention_heads=4, num_key_value_heads=2, head_dim=16,

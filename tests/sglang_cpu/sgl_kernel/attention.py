@@ -60,7 +60,7 @@ def _attend(q, k, v, scaling, visible):
 
 def _refuse_what_llama_has_not(k_scale, v_scale, logit_cap, is_cross_attention, sliding_window, sinks):
     if (k_scale, v_scale) != (1, 1) or logit_cap or is_cross_attention or sliding_window > 0 or sinks is not None:
-        raise NotImplementedError(
+        raise NotImplementedError(  # on purpose: ignoring one of these would give wrong numbers in silence
             "the CPU stand-in for attention has no KV scales, logit cap, cross attention, sliding window or sinks: "
             "serve a Llama-family model"
         )

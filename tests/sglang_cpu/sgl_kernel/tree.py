@@ -21,7 +21,8 @@ def build_tree_kernel_efficient_cpu(
     mask: flat [requests * n * n], which nodes a node sees: its ancestors and itself.
     """
     if int(mask_mode) != QLEN_ONLY:
-        raise NotImplementedError(f"the CPU stand-in builds tree masks of mode {QLEN_ONLY} only, not {mask_mode}")
+        text = f"the CPU stand-in builds tree masks of mode {QLEN_ONLY} only, not {mask_mode}"
+        raise NotImplementedError(text)  # on purpose: SGLang asks for the others with GPU kernels alone
     masks = mask.view(-1, n, n)  # [requests, n, n]
     positions = positions.view(-1, n)
     for b, length in enumerate(lengths.tolist()):
