@@ -23,7 +23,7 @@ from eyas.progress import log_to_stderr
 from eyas.workers import end_with_parent
 
 STARVED = 75  # exit code of a training that waits for the next shard of a window
-OUT_OF_WORK_S = 1.0
+POLL_S = 1.0
 
 
 def main(argv=None) -> int:
@@ -109,7 +109,7 @@ def side_by_side(args, argv: list[str], settings: dict) -> int:
         while (code := training.poll()) is None:
             if capturing.poll():
                 raise EyasError("the training shards could not be captured: see above")
-            time.sleep(OUT_OF_WORK_S)
+            time.sleep(POLL_S)
         return code
     finally:
         for process in (training, capturing):

@@ -20,7 +20,7 @@ SPARE = 0.95  # of the free space may be planned with
 
 @dataclass(frozen=True)
 class Tokens:
-    """Of one dataset's records. least: more are there than can be told; most: they are a bound, not an estimate."""
+    """Of one dataset's records; None: nothing is known of them. at_most: a bound, not an estimate."""
 
     dataset: str
     tokens: int | None

@@ -248,7 +248,7 @@ class Trainer:
         raise EyasError(
             f"training, step {number:,}: {what}; the step was not taken. Its samples: {', '.join(names[:5])}"
             f"{f' and {len(names) - 5:,} more' if len(names) > 5 else ''}. A rerun goes on from the checkpoint in "
-            f"{self.state}: lower train.lr or train.clip there, or look at these samples first"
+            f"{self.state}: look at these samples first; with a lower train.lr or train.clip it starts anew"
         )
 
     def _autocast(self):
