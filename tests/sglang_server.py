@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Self
 
 import pytest
+import torch
 
+from eyas.compute import bf16_is_fast
 from eyas.target.weights import model_from_gguf
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,6 +33,7 @@ def cpu_flags() -> dict[str, bool | int | str]:
     """Flags of sglang.launch_server for a small Llama on a CPU, as `target.sglang.flags` has them."""
     return {
         "device": "cpu",
+        **({} if bf16_is_fast(torch.device("cpu")) else {"dtype": "float32"}),
         "attention-backend": "torch_native",
         "cuda-graph-backend-decode": "disabled",
         "cuda-graph-backend-prefill": "disabled",

@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the embedded engine needs torch: install the workflow's environment")
 transformers = pytest.importorskip("transformers")
 
+from eyas.compute import bf16_is_fast  # noqa: E402
 from eyas.config import Generation  # noqa: E402
 from eyas.errors import EyasError  # noqa: E402
 from eyas.target import embedded  # noqa: E402
@@ -253,7 +254,7 @@ def test_an_error_of_the_requests_comes_through(engine):
         next(answers)
 
 
-@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN has no bf16 on this CPU")
+@pytest.mark.skipif(not bf16_is_fast(torch.device("cpu")), reason="oneDNN has no bf16 on this CPU")
 def test_packed_weights_compute_what_plain_ones_do(tmp_path, monkeypatch):
     config = transformers.Qwen2Config(**SHAPE)  # has biases
     torch.manual_seed(7)

@@ -13,8 +13,9 @@ from math import comb
 import numpy as np
 import torch
 
+from eyas.compute import top_tokens
 from eyas.states import Sample
-from eyas.target.head import Head, top_tokens
+from eyas.target.head import Head
 
 POSITIONS = 32  # looked at in one sample, spread over what is trained
 CHANCE = 1e-3  # a sample fails when so few agreements are as improbable at the floor
@@ -45,7 +46,8 @@ class Judge:
         """One finding a sample. last: at positions_of(sample), [positions, H]."""
         if not samples:
             return
-        tops = top_tokens(self.head, torch.cat(list(last))).split([len(states) for states in last])
+        tops, _ = top_tokens(self.head.lm_head, torch.cat(list(last)))
+        tops = tops.split([len(states) for states in last])
         for sample, states, top in zip(samples, last, tops, strict=True):
             text = _text(sample, 1)
             agreed = int((top == text).sum())
@@ -69,7 +71,7 @@ class Judge:
         states = torch.cat(list(last))
         if not all(map(self._is_normed, last)):
             return "the states have another size than after the final norm: they look like those before it"
-        tops = top_tokens(self.head, states)
+        tops, _ = top_tokens(self.head.lm_head, states)
         for shift, words in ((0, "before"), (2, "after")):
             texts = [_text(sample, shift) for sample in samples]
             known = torch.cat(texts) >= 0

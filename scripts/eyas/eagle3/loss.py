@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from eyas.eagle3.products import accumulate, rms_norm, rms_norm_backward, row_max
+from eyas.compute import row_max
+from eyas.eagle3.products import accumulate, rms_norm, rms_norm_backward
 from eyas.eagle3.supervision import Objective, Plan
 
 # Logits held at once, in numbers: for the products, and in fp32 between them. Their buffers are made once.

@@ -2,14 +2,10 @@
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from eyas.eagle3.products import row_max
+from eyas.compute import top_tokens
 from eyas.eagle3.supervision import Batch, Objective, Targets, allowed_rows, hard_targets
 from eyas.errors import EyasError
-
-# Logits held at once, in numbers: small enough for a CPU's cache, large enough to fill a GPU.
-BLOCK = {"cpu": (512, 8192), "cuda": (8192, 16384)}  # rows, tokens
 
 
 class Teacher:
@@ -37,31 +33,7 @@ class Teacher:
         rows = allowed.nonzero().flatten()
         top1 = torch.full_like(batch.input_ids, -1)
         log_total = None if objective.loss != "lk" else torch.zeros(len(top1), device=top1.device)
-        size, _ = _block(rows.device)
-        for block in rows.split(size):
-            choice, total = self._stream(batch.last[block], log_total is not None)
-            top1[block] = choice
-            if log_total is not None:
-                log_total[block] = total
+        top1[rows], total = top_tokens(self.lm_head, batch.last[rows], log_total is not None)
+        if log_total is not None:
+            log_total[rows] = total
         return Targets(allowed, top1, log_total, self.kept)
-
-    def _stream(self, states: Tensor, with_total: bool) -> tuple[Tensor, Tensor | None]:
-        """(argmax [n], log Σ exp [n] or None) over the vocabulary of states [n, size]; equals go to the lower id."""
-        states, (_, step) = states.to(self.lm_head.dtype), _block(states.device)
-        best = choice = total = None
-        for start in range(0, len(self.lm_head), step):
-            logits = F.linear(states, self.lm_head[start : start + step])  # [n, step]
-            value, at = row_max(logits)
-            if with_total:
-                part = torch.logsumexp(logits.float(), -1)
-                total = part if total is None else torch.logaddexp(total, part)
-            if best is None:
-                best, choice = value, at
-            else:
-                choice = torch.where(value > best, at + start, choice)
-                best = torch.maximum(best, value)
-        return choice, total
-
-
-def _block(device: torch.device) -> tuple[int, int]:
-    return BLOCK.get(device.type) or BLOCK["cuda"]

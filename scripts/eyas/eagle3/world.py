@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from eyas.compute import fast_dtype
 from eyas.config import Training
 from eyas.eagle3.model import Draft
 from eyas.errors import EyasError
@@ -64,8 +65,8 @@ class World:
 
     def compute_dtype(self, precision: str) -> torch.dtype:
         """auto: bf16 where products in it are fast."""
-        fast = self.device.type == "cuda" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
-        return torch.bfloat16 if precision == "bf16" or (precision == "auto" and fast) else torch.float32
+        wanted = torch.float32 if precision == "fp32" else torch.bfloat16
+        return fast_dtype(wanted, self.device) if precision == "auto" else wanted
 
     def wrapped(self, draft: Draft, training: Training) -> nn.Module:
         """The draft on this device, its gradients shared by the processes."""

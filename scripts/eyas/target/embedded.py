@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface, AutoModelForCausalLM
 
+from eyas.compute import bf16_is_fast
 from eyas.config import Generation
 from eyas.encoding import as_bytes, encode
 from eyas.errors import EyasError
@@ -58,7 +59,9 @@ class Embedded:
         except (OSError, ValueError) as error:
             raise EyasError(f"target {model}: transformers cannot load it: {error}") from None
         self.model.to(self.device).eval()
-        if self.device.type == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        if not bf16_is_fast(self.device):
+            self.model.float()
+        elif self.device.type == "cpu":
             _pack(self.model)
         config = self.model.config.get_text_config()
         kinds = set(getattr(config, "layer_types", None) or ()) - ATTENTION_KINDS

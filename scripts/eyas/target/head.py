@@ -134,9 +134,3 @@ def _json(path: Path) -> dict:
         return orjson.loads(path.read_bytes())
     except (OSError, orjson.JSONDecodeError) as error:
         raise EyasError(f"{path}: cannot be read ({error}): bring it again") from None
-
-
-def top_tokens(head: Head, last: torch.Tensor) -> torch.Tensor:
-    """What lm_head proposes first after each state: [rows] of [rows, H], the states after the final norm."""
-    logits = last.to(head.lm_head.dtype) @ head.lm_head.T  # [rows, vocabulary]
-    return logits.argmax(dim=-1)
