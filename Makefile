@@ -22,8 +22,8 @@ $(READY): envs/dev.txt envs/demo.txt
 DEMO := demo-run
 ifdef FAST
 DEMO := demo-run-fast
-FEWER := --directory $(DEMO) --config 'prepare={cap: 16}' 'generate={max_new_tokens: 64}' 'train={max_minutes: 0.5}' \
-         'datasets={B2_opencodeinstruct: {prepare: {cap: 16}}, B9_chitchat: {prepare: {cap: 40}}}'
+FEWER := --directory $(DEMO) --config 'prepare={cap: 12}' 'generate={max_new_tokens: 48}' 'train={max_minutes: 0.5}' \
+         'datasets={B2_opencodeinstruct: {prepare: {cap: 12}}, B9_chitchat: {prepare: {cap: 24}}}'
 endif
 
 demo: $(READY)

@@ -489,86 +489,43 @@ def _prefilled(args, out: Path) -> Path:
 
 
 def train_steps(args, watch: Watch) -> dict:
-    """Optimizer steps on 8 × 512 tokens of SmolLM2's draft, every position supervised, and products beside them.
+    """Optimizer steps on SmolLM2's draft, and products beside them.
 
     seconds: of the fastest step, teacher and optimizer included. gflop: of the matrix products that a step makes.
     product_rate: of a product of the draft's own sizes in the same dtype, the best of those before and after each step,
     GFLOP/s; fp32_rate: the same in fp32.
     """
     import torch
-    from torch.utils.flop_counter import FlopCounterMode
+    from draft_work import EQUAL, REAL, SMOLLM2, Work, step_flop
 
-    from eyas.eagle3.model import Draft, DraftConfig
-    from eyas.eagle3.supervision import Batch, Objective, supervise
-    from eyas.eagle3.teacher import Teacher
-    from eyas.eagle3.ttt import training_time_test
+    from eyas.eagle3.supervision import Objective
 
     torch.set_num_threads(args.threads)
     dtype, steps = getattr(torch, args.dtype), 1 if args.quick else 4
-    hidden, vocab, documents, length = 576, 49152, 8, 512
-    g = torch.Generator().manual_seed(0)
-    config = DraftConfig(
-        hidden_size=hidden, intermediate_size=1536, num_attention_heads=9, num_key_value_heads=3, head_dim=64,
-        vocab_size=vocab, draft_vocab_size=8192, max_position_embeddings=8192, aux_layers=(2, 15, 27), rope_theta=1e5,
-    )  # fmt: skip
-    kept = torch.arange(0, vocab, 6)
-    t2d = torch.zeros(vocab, dtype=torch.bool)
-    t2d[kept] = True
-    head = torch.randn(vocab, hidden, generator=g) * 0.05
-    head[~t2d] *= 0.25  # so that the top-1 is one of the draft's tokens
-    tokens = documents * length
-    batch = Batch(
-        torch.randint(vocab, (tokens,), generator=g),
-        torch.ones(tokens),
-        torch.randn(tokens, 3 * hidden, generator=g),
-        torch.randn(tokens, hidden, generator=g),
-        torch.arange(0, tokens + 1, length),
-    )
-    embeddings = torch.randn(vocab, hidden, generator=g) * 0.05
-    draft = Draft.from_target(config, embeddings, head, kept - torch.arange(8192), t2d)
-    teacher, objective = Teacher(head, t2d, dtype), Objective(steps=args.steps)
-    del head, embeddings
-    parameters = list(draft.trainable().values())
-    optimizer = torch.optim.AdamW(parameters, lr=1e-4, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
-
-    def step() -> tuple[float, int]:
-        start = time.perf_counter()
-        plan = supervise(batch, teacher.targets(batch, objective), t2d, objective)
-        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-            result = training_time_test(draft, batch, plan, objective)
-        result.loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 0.5)
-        optimizer.step()
-        optimizer.zero_grad()
-        return time.perf_counter() - start, int(plan.counts[0])
+    work = Work(SMOLLM2, Objective(steps=args.steps), dtype)
+    batch = work.batch({"equal": EQUAL, "real": REAL}[args.lengths])
 
     def rate(of: torch.dtype) -> float:
-        a, b, best = torch.randn(tokens, hidden, dtype=of), torch.randn(1536, hidden, dtype=of), 1e9
+        a, b, best = torch.randn(4096, 576, dtype=of), torch.randn(1536, 576, dtype=of), 1e9
         for _ in range(5):
             start = time.perf_counter()
             torch.nn.functional.linear(a, b)
             best = min(best, time.perf_counter() - start)
-        return 2 * tokens * hidden * 1536 / best / 1e9
+        return 2 * 4096 * 576 * 1536 / best / 1e9
 
-    aten = torch.ops.aten  # the counter knows their forms that are not in place
-    counted = {
-        aten.addmm_: lambda _, a, b, *rest, **more: 2 * a[0] * a[1] * b[1],
-        aten.baddbmm_: lambda _, a, b, *rest, **more: 2 * a[0] * a[1] * a[2] * b[2],
-    }
-    with FlopCounterMode(display=False, custom_mapping=counted) as flops:
-        _, supervised = step()
+    plan = work.step(batch)
     seconds, rates, fp32 = [], [rate(dtype)], [rate(torch.float32)]
     with watch:
         for _ in range(steps):
-            seconds.append(step()[0])
+            seconds.append(work.timed(batch))
             rates.append(rate(dtype))
             fp32.append(rate(torch.float32))
     watch.seconds = min(seconds)
     return {
-        "tokens": tokens,
-        "supervised": supervised,
+        "tokens": len(batch.input_ids),
+        "supervised": int(plan.counts[0]),
         "all_seconds": [round(s, 3) for s in seconds],
-        "gflop": round(flops.get_total_flops() / 1e9),
+        "gflop": round(sum(step_flop(SMOLLM2, batch, plan).values()) / 1e9),
         "product_rate": round(max(rates)),
         "fp32_rate": round(max(fp32)),
     }
@@ -595,6 +552,7 @@ def main(argv=None) -> int:
     parser.add_argument("--loss-mask", choices=("assistant", "after_first_user"), default="assistant")
     parser.add_argument("--times", type=int, default=1, help="how often the table is read in a row; default: 1")
     parser.add_argument("--steps", type=int, default=4, help="of the training-time test; default: 4")
+    parser.add_argument("--lengths", choices=("equal", "real"), default="equal", help="of the documents trained on")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the products")
     parser.add_argument("--quick", action="store_true", help="a tenth of the data")
     parser.add_argument("--profile", action="store_true", help="print the functions that take the time")
