@@ -16,6 +16,7 @@ from eyas.config import Training, load
 from eyas.eagle3.checkpoint import check_export
 from eyas.eagle3.data import Reader, Shards
 from eyas.eagle3.metrics import read_metrics
+from eyas.eagle3.optimizers import Muon, orthogonal
 from eyas.eagle3.supervision import Objective
 from eyas.eagle3.train import Folders, train
 from eyas.eagle3.trainer import Trainer
@@ -227,6 +228,24 @@ def test_the_time_budget_ends_the_training(run):
     check_export(run.folder / "draft")
 
 
+@pytest.mark.parametrize("shape", [(24, 40), (40, 24)])
+def test_muon_steps_as_torchs_own_does(shape):
+    """Up to the rounding of its bf16 products."""
+    weights = [torch.nn.Parameter(torch.ones(shape)) for _ in range(2)]
+    ours = Muon([{"params": [weights[0]], "lr": 0.1}], weight_decay=0.5)
+    theirs = torch.optim.Muon([{"params": [weights[1]], "lr": 0.1}], weight_decay=0.5)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(4):
+        before = weights[0].detach().clone()
+        grad = torch.randn(shape, generator=generator)
+        for weight, optimizer in zip(weights, (ours, theirs), strict=True):
+            weight.grad = grad.clone()
+            optimizer.step()
+        step = (weights[0] - 0.95 * before).norm()
+        assert (weights[0] - weights[1]).norm() < 0.03 * step
+    assert torch.linalg.svdvals(orthogonal(grad).float()).sub(1).abs().max() < 0.5
+
+
 def test_muon_needs_whole_matrices(run):
     world = World("cpu")
     world.size = 2
@@ -294,9 +313,13 @@ def test_a_loss_that_is_no_number_stops_before_the_step(run, monkeypatch):
 
 def test_a_loss_that_jumps_stops_and_the_checkpoint_stays(run):
     """The learning rate is so high that the loss grows; the median of the losses before is what it is held against."""
+    changes = {"lr": 3.0, "clip": 1e9, "warmup": 0.9, "epochs": 30, "checkpoint_minutes": 1e-6}
     with pytest.raises(EyasError, match=r"the median of the last 50 is .*train\.max_loss_ratio.*A rerun goes on"):
-        run.train(lr=3.0, clip=1e9, warmup=0.9, epochs=30, max_loss_ratio=1.5, checkpoint_minutes=1e-6)
+        run.train(**changes, max_loss_ratio=1.5)
     assert (run.state / "last.pt").exists()
+    stopped = max(run.losses())
+    run.train(**changes, max_loss_ratio=1e9)
+    assert max(run.losses()) > stopped, "a higher bound lets the run go on"
 
 
 def retold(run, split="train", k=0, **changes):

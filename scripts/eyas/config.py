@@ -299,7 +299,9 @@ class Training(Strict):
 
 
 # Settings of the training that do not decide what comes of it: a run goes on when they change.
-DECIDES_NO_TRAINING = ("gpus", "log_every", "evaluate_every", "checkpoint_minutes", "verify_at_start", "wandb")
+DECIDES_NO_TRAINING = (
+    *("gpus", "log_every", "evaluate_every", "checkpoint_minutes", "verify_at_start", "max_loss_ratio", "wandb"),
+)
 
 
 class Resources(Strict):

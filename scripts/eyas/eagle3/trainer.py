@@ -248,7 +248,8 @@ class Trainer:
         raise EyasError(
             f"training, step {number:,}: {what}; the step was not taken. Its samples: {', '.join(names[:5])}"
             f"{f' and {len(names) - 5:,} more' if len(names) > 5 else ''}. A rerun goes on from the checkpoint in "
-            f"{self.state}: look at these samples first; with a lower train.lr or train.clip it starts anew"
+            f"{self.state}: look at these samples first; with a higher train.max_loss_ratio it goes on over them, "
+            "with a lower train.lr or train.clip it starts anew"
         )
 
     def _autocast(self):
