@@ -72,6 +72,7 @@ def settings(adapter: str, **changes) -> dict:
 @contextmanager
 def scratch():
     """A folder for outputs, on the disk that the data is on."""
+    data.DATA.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".out-", dir=data.DATA) as folder:
         yield Path(folder)
 

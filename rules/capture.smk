@@ -45,7 +45,7 @@ rule capture_states:
         shards=r"\d{5}",
     conda:
         "../envs/workflow.yaml"
-    threads: CONFIG.resources.generate_threads
+    threads: CONFIG.resources.capture_threads
     resources:
         gpu=TARGET_GPUS,
         mem_mb=CONFIG.resources.capture_mem_mb,

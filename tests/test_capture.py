@@ -15,6 +15,7 @@ from conftest import ROOT
 from eyas import capture as capture_module
 from eyas import plan
 from eyas.capture import Shape, capture_shard, layers_of, lengths_of, samples_of, shared_out
+from eyas.compute import fast_dtype
 from eyas.config import Generation, load
 from eyas.corpus import build_corpus
 from eyas.encoding import as_bytes, decode
@@ -98,8 +99,9 @@ def every_sample(corpus, shard=0, shards=1):
 
 
 def states_of(model, input_ids):
-    """transformers' own: aux [tokens, 3·H], last [tokens, H]."""
-    target = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval()
+    """transformers' own, in the dtype that the engine computes in: aux [tokens, 3·H], last [tokens, H]."""
+    dtype = fast_dtype(torch.bfloat16, torch.device("cpu"))
+    target = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
     with torch.inference_mode():
         states = target(torch.tensor([input_ids]), output_hidden_states=True).hidden_states
     return torch.cat([states[layer][0] for layer in LAYERS], dim=-1), states[-1][0]

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,19 +148,22 @@ def _capture(
     progress, done, tokens, failures = Progress(out.name, "samples"), 0, 0, []
     requests = (CaptureRequest(str(k), writer.samples[k].input_ids.tolist(), writer.slot(k)) for k in pending)
     written: list[int] = []
-    for result in engine.capture(requests, concurrency):
-        k = int(result.id)
-        if isinstance(result, Refusal):
-            failures.append(f"{writer.samples[k].id}: {result.reason}: {result.detail}")
-        else:
-            written.append(k)
-        if len(written) * POSITIONS >= JUDGED_TOGETHER:
-            _finish(writer, written, judge)
-            written = []
-        done, tokens = done + 1, tokens + len(writer.samples[k].input_ids)
-        rate = tokens / max(time.monotonic() - progress.start, 1e-9)
-        progress.update(done, done / len(pending), f"{rate:,.0f} tokens/s")
-    _finish(writer, written, judge)
+    with ThreadPoolExecutor(1) as beside:  # the target goes on while samples are judged
+        judging = beside.submit(lambda: None)
+        for result in engine.capture(requests, concurrency):
+            k = int(result.id)
+            if isinstance(result, Refusal):
+                failures.append(f"{writer.samples[k].id}: {result.reason}: {result.detail}")
+            else:
+                written.append(k)
+            if len(written) * POSITIONS >= JUDGED_TOGETHER:
+                judging.result()
+                judging, written = beside.submit(_finish, writer, written, judge), []
+            done, tokens = done + 1, tokens + len(writer.samples[k].input_ids)
+            rate = tokens / max(time.monotonic() - progress.start, 1e-9)
+            progress.update(done, done / len(pending), f"{rate:,.0f} tokens/s")
+        judging.result()
+        _finish(writer, written, judge)
     progress.close()
     if failures:
         shown = "\n  ".join(failures[:FAILURES_SHOWN])

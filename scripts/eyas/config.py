@@ -310,6 +310,7 @@ class Resources(Strict):
     prepare_threads: int = Field(2, ge=1, description="Worker processes (one thread each) that tokenize one dataset.")
     prepare_mem_mb: int = Field(4000, ge=500, description="Memory that one prepare job asks for, in MB.")
     generate_threads: int = Field(1, ge=1, description="Threads of one generate job; those of an embedded engine.")
+    capture_threads: int = Field(8, ge=1, description="Threads of one capture job: they look at what was captured.")
     capture_mem_mb: int = Field(8000, ge=500, description="Memory that one capture job asks for, in MB.")
     generate_mem_mb: int = Field(4000, ge=500, description="Memory that one generate job asks for, in MB.")
     train_threads: int = Field(8, ge=1, description="Threads of the training, shared by its processes.")
