@@ -1,6 +1,8 @@
 """Training goes on where it was killed, gives one loss on one or two processes, and stops with the reason."""
 
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +28,7 @@ from eyas.errors import EyasError
 from eyas.records import write_json
 from eyas.states import CAPTURED, NOT_FINITE, Sample, ShardWriter, shard_path
 from eyas.vocabulary import maps_of
+from stand_in_hub import StandInHub
 from waiting import until
 
 H, V, KEPT, LAYERS = 16, 61, 40, 3
@@ -104,10 +107,9 @@ class Run:
         own = ("--settings", settings, "--threads", "1", "--state", "state")
         return [sys.executable, str(ROOT / "scripts/train_draft.py"), *own, *args]
 
-    def start(self, *args, **changes):
-        return subprocess.Popen(
-            self.command(*args, **changes), cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+    def start(self, *args, env=None, **changes):
+        piped = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return subprocess.Popen(self.command(*args, **changes), cwd=self.folder, env=env, **piped)
 
     @property
     def state(self):
@@ -283,6 +285,29 @@ def test_a_draft_is_trained_further(run, tmp_path):
             save_file(tensors, again.folder / "draft_vocab/map.safetensors", {"tokenizer": "abc"})
         with pytest.raises(EyasError, match=said):
             again.train(draft={"warm_start": str(run.folder / "draft")})
+
+
+def test_a_draft_of_the_hub_is_trained_further(run, tmp_path):
+    run.train()
+    hub_folder = tmp_path / "hub/owner/draft"
+    hub_folder.parent.mkdir(parents=True)
+    shutil.copytree(run.folder / "draft", hub_folder)
+    again = Run(tmp_path / "again")
+    with StandInHub(tmp_path / "hub") as hub:
+        env = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "cache")}
+        job = again.start(draft={"warm_start": "owner/draft"}, lr=1e-6, epochs=1, env=env)
+        assert job.wait(timeout=120) == 0, job.stdout.read()
+    assert again.losses()[1][0] < 0.8 * run.losses()[1][0], "it starts where the other ended"
+
+
+def test_wandb_is_told_what_is_measured(run, monkeypatch):
+    """Offline: it writes what it would send."""
+    pytest.importorskip("wandb")
+    env = {**os.environ, "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
+    job = run.start(wandb="eyas", epochs=1, env=env)
+    assert job.wait(timeout=120) == 0, job.stdout.read()
+    (record,) = run.state.glob("wandb/offline-run-*/run-*.wandb")
+    assert b"train/acceptance_length" in record.read_bytes() and b"heldout/loss" in record.read_bytes()
 
 
 def test_fp8_states_train_as_bf16_ones(run, tmp_path):
