@@ -23,6 +23,7 @@ DEMO := demo-run
 ifdef FAST
 DEMO := demo-run-fast
 FEWER := --directory $(DEMO) --config 'prepare={cap: 12}' 'generate={max_new_tokens: 48}' 'train={max_minutes: 0.5}' \
+         'evaluate={prompts: 2, max_new_tokens: 32, min_acceptance: 1.0}' \
          'datasets={B2_opencodeinstruct: {prepare: {cap: 12}}, B9_chitchat: {prepare: {cap: 24}}}'
 endif
 

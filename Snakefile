@@ -7,6 +7,7 @@ What there is to build, stage by stage (later stages join the list):
     corpus      corpus/{train,heldout}.parquet, and draft_vocab/map.safetensors, the tokens that the draft can propose
     captured    hidden_states/{train,heldout}/<shard>.safetensors: the target's states on the corpus
     trained     draft/{model.safetensors,config.json}: the draft, as SGLang serves it
+    evaluated   evaluation/summary.json: how much faster the target is with the draft
     all         every file of every dataset, and the report's pages
 
 To ask before or after: `probe` (the first rows of each dataset through its adapter), `plan` (tokens, disk,
@@ -32,6 +33,7 @@ include: "rules/generate.smk"
 include: "rules/corpus.smk"
 include: "rules/capture.smk"
 include: "rules/train.smk"
+include: "rules/evaluate.smk"
 include: "rules/inventory.smk"
 
 
@@ -59,6 +61,7 @@ rule all:
         VOCABULARY,
         STATES,
         DRAFT,
+        EVALUATION,
         expand("reports/prepared/{dataset}.html", dataset=DATASETS),
         expand("reports/responses/{dataset}.html", dataset=PROMPT_DATASETS),
         "reports/corpus.html",
@@ -95,3 +98,9 @@ rule trained:
     """The fifth stage: the draft."""
     input:
         DRAFT,
+
+
+rule evaluated:
+    """The sixth stage: whether the draft makes serving faster."""
+    input:
+        EVALUATION,

@@ -39,6 +39,10 @@ STATES = [
 ]
 DRAFT = [f"draft/{name}" for name in ("model.safetensors", "config.json", "metrics.jsonl", "training.json")]
 
+# The engines that the draft is tried with.
+TRIALS = ["evaluation/walk.jsonl"] if CONFIG.target.engine == "transformers" else []
+EVALUATION = ["evaluation/summary.json", "reports/evaluation.html"] if TRIALS else []
+
 # What the target's engine needs: converted weights (no file when the engine loads them itself), GPUs for its server.
 TARGET_MODEL = [f"{CONFIG.target.model}/manifest.json"] if CONFIG.target.weights is not None else []
 SERVED = CONFIG.target.engine == "sglang" and CONFIG.target.sglang.url is None
@@ -106,6 +110,11 @@ def capture_settings(wildcards):
 def train_settings(wildcards):
     """JSON of all that draft/ is made with besides the states."""
     return json.dumps(CONFIG.train_settings())
+
+
+def evaluate_settings(wildcards):
+    """JSON of all that evaluation/ is made with besides the draft and the prompts."""
+    return json.dumps(CONFIG.evaluate_settings())
 
 
 def whole_config(wildcards):

@@ -91,6 +91,23 @@ rule describe_training:
         "--out {output:q} &> {log:q}"
 
 
+rule describe_evaluation:
+    """A page on the evaluation: the verdict, acceptance by position and dataset, the cost of a step."""
+    input:
+        remade_when_blank("reports/evaluation.html"),
+        summary="evaluation/summary.json",
+    output:
+        report("reports/evaluation.html", caption="report/evaluation.rst", category="Evaluation"),
+    log:
+        "logs/describe_evaluation.log",
+    benchmark:
+        "benchmarks/describe_evaluation.tsv"
+    conda:
+        "../envs/workflow.yaml"
+    shell:
+        "python $SCRIPTS/describe_evaluation.py --summary {input.summary:q} --out {output:q} &> {log:q}"
+
+
 rule tally_records:
     """The inventory as a page; remade when a file or the settings have changed, so that it tells the truth."""
     input:

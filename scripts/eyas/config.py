@@ -298,6 +298,24 @@ class Training(Strict):
     wandb: str | None = Field(None, description="Project on Weights & Biases; null: none.")
 
 
+class Evaluation(Strict):
+    """How it is found out whether the draft makes serving faster."""
+
+    prompts: int = Field(40, ge=1, description="Held-out prompts of each dataset, at most.")
+    max_prompt_tokens: int = Field(4096, ge=1, description="Longer prompts are passed over.")
+    max_new_tokens: int = Field(512, ge=2, description="An answer is cut after so many tokens.")
+    temperature: float = Field(0.0, ge=0, description="0: greedy, and the answers must be those without a draft.")
+    chain: int = Field(3, ge=1, description="Tokens that the draft proposes at each step (SGLang's num-steps).")
+    max_gap: float = Field(
+        0.3,
+        gt=0,
+        lt=1,
+        description="Serving gains less than the training simulated; a share of the gain that is lost beyond this is "
+        "told as a finding.",
+    )
+    min_acceptance: float = Field(1.05, ge=1, description="At a smaller acceptance length the evaluation fails.")
+
+
 # Settings of the training that do not decide what comes of it: a run goes on when they change.
 DECIDES_NO_TRAINING = (
     *("gpus", "log_every", "evaluate_every", "checkpoint_minutes", "verify_at_start", "max_loss_ratio", "wandb"),
@@ -313,6 +331,8 @@ class Resources(Strict):
     capture_threads: int = Field(8, ge=1, description="Threads of one capture job: they look at what was captured.")
     capture_mem_mb: int = Field(8000, ge=500, description="Memory that one capture job asks for, in MB.")
     generate_mem_mb: int = Field(4000, ge=500, description="Memory that one generate job asks for, in MB.")
+    evaluate_threads: int = Field(8, ge=1, description="Threads of the reference that the draft is tried with.")
+    evaluate_mem_mb: int = Field(16000, ge=500, description="Memory that this trial asks for, in MB.")
     train_threads: int = Field(8, ge=1, description="Threads of the training, shared by its processes.")
     train_mem_mb: int = Field(16000, ge=500, description="Memory that the training asks for, in MB.")
 
@@ -326,6 +346,7 @@ class Config(Strict):
     capture: Capture = Capture()
     draft: DraftModel = DraftModel()
     train: Training = Training()
+    evaluate: Evaluation = Evaluation()
     probe_rows: int = Field(300, ge=1, description="Rows of each dataset that `snakemake probe` reads.")
     resources: Resources = Resources()
     datasets: dict[Name, Dataset] = Field(
@@ -409,6 +430,10 @@ class Config(Strict):
     def train_settings(self) -> dict:
         """Everything that `draft/` is made with besides the states, as plain JSON."""
         return {**self.model_dump(mode="json", include={"draft", "train"}), **self.capture_settings()}
+
+    def evaluate_settings(self) -> dict:
+        """Everything that `evaluation/` is made with besides the draft and the prompts, as plain JSON."""
+        return self.model_dump(mode="json", include={"evaluate", "target"})
 
 
 def parse(raw: dict) -> Config:

@@ -180,15 +180,15 @@ class Rotate(Function):
     def forward(ctx, x, cos, sin, factor, dtype):
         ctx.save_for_backward(cos, sin)
         ctx.factor, ctx.dtype = factor, x.dtype
-        return _rotate(x, cos * factor, sin * factor, dtype)
+        return rotate(x, cos * factor, sin * factor, dtype)
 
     @staticmethod
     def backward(ctx, grad):
         cos, sin = ctx.saved_tensors
-        return _rotate(grad, cos * ctx.factor, sin * -ctx.factor, ctx.dtype), None, None, None, None
+        return rotate(grad, cos * ctx.factor, sin * -ctx.factor, ctx.dtype), None, None, None, None
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype) -> Tensor:
     half = x.shape[-1] // 2
     a, b = x[..., :half].float(), x[..., half:].float()
     out = torch.empty(x.shape, device=x.device)

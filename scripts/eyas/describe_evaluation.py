@@ -1,0 +1,100 @@
+"""The page about the evaluation: the verdict, what the draft gains by position and by dataset, what a step costs."""
+
+from pathlib import Path
+
+import orjson
+
+from eyas import pages
+from eyas.errors import EyasError
+from eyas.pages import Html
+
+NAMES = {"walk": "reference", "sglang": "SGLang", "llamacpp": "llama.cpp"}
+
+
+def describe_evaluation(path: Path) -> str:
+    """path: evaluation/summary.json."""
+    try:
+        summary = orjson.loads(path.read_bytes())
+        verdict = summary["verdict"]
+    except (OSError, orjson.JSONDecodeError, KeyError) as error:
+        raise EyasError(f"{path}: cannot be read ({error}): run `snakemake --force {path}`") from None
+    return pages.page(
+        "Does the draft make serving faster?",
+        _headline(verdict),
+        pages.section("Verdict", pages.tag("p", verdict["sentence"])),
+        *(pages.notice(finding["text"]) for finding in summary["findings"]),
+        _engines(summary),
+        _positions(summary),
+        _datasets(summary),
+        _same(summary),
+        _settings(summary),
+        subtitle="Held-out prompts, answered with the draft and without it",
+    )
+
+
+def _headline(verdict: dict) -> Html:
+    facts = [
+        ("times the speed without a draft", f"{verdict['speedup']:.2f}"),
+        ("acceptance length", f"{verdict['acceptance_length']:.2f}"),
+        ("measured with", NAMES[verdict["engine"]]),
+        ("answers at once", verdict["concurrency"]),
+    ]
+    return pages.tiles(facts)
+
+
+def _engines(summary: dict) -> Html:
+    heads = ["engine", "acceptance length", "cost of a step (× one without)", "speedup", "best chain", "its speedup"]
+    rows = []
+    for engine, length in summary["acceptance_length"].items():
+        for concurrency, ratio in summary["cost_ratio"][engine].items():
+            best = summary["best_chain"][engine][concurrency]
+            name = f"{NAMES[engine]}, {concurrency} at once"
+            speedup = summary["speedup"][engine][concurrency]
+            rows.append(
+                [name, f"{length:.2f}", f"{ratio:.2f}", f"{speedup:.2f}", best["drafts"], f"{best['speedup']:.2f}"]
+            )
+    simulated = summary["simulated_acceptance_length"]
+    if simulated is not None:
+        rows.append(["simulated by the training", f"{simulated:.2f}", "–", "–", "–", "–"])
+    note = (
+        "Acceptance length: tokens for each pass of the target, its own token included. The cost of a step is also the "
+        "acceptance length at which the draft begins to pay. The simulation looks at all positions; serving walks on "
+        "from its own hits and is some 12 % below."
+    )
+    return pages.section("By engine", pages.table(heads, rows, numeric={1, 2, 3, 4, 5}), note=note)
+
+
+def _positions(summary: dict) -> Html:
+    lines = {
+        NAMES[engine]: [(k, 100 * rate) for k, rate in enumerate(rates, start=1)]
+        for engine, rates in summary["accepted_by_position"].items()
+    }
+    picture = pages.line_chart_svg(lines, "position in the chain", "verifications that accept it (%)")
+    return pages.section("Accepted by position", picture)
+
+
+def _datasets(summary: dict) -> Html:
+    heads = ["dataset", "engine", "answers", "verifications", "acceptance length"]
+    heads += [f"position {k + 1}" for k in range(summary["chain"])]
+    rows = [
+        [
+            *(name, NAMES[engine], own["answers"], own["verifications"]),
+            "–" if own["acceptance_length"] is None else f"{own['acceptance_length']:.2f}",
+            *(pages.percent(rate) for rate in own["accepted_by_position"] or [None] * summary["chain"]),
+        ]
+        for engine, datasets in summary["by_dataset"].items()
+        for name, own in datasets.items()
+    ]
+    return pages.section("By dataset", pages.table(heads, rows, numeric=set(range(2, len(heads)))))
+
+
+def _same(summary: dict) -> Html:
+    rows = [[NAMES[engine], own["answers"], own["same"]] for engine, own in summary["lossless"].items()]
+    note = "A draft changes the speed, not the words: greedy answers differ only where two tokens are equally likely."
+    table = pages.table(["engine", "answers", "the same without the draft"], rows, numeric={1, 2})
+    return pages.section("Nothing is lost", table, note=note)
+
+
+def _settings(summary: dict) -> Html:
+    rows = [[key, orjson.dumps(value).decode()] for key, value in summary["settings"]["evaluate"].items()]
+    return pages.section("Settings", pages.table(["key of evaluate", "value"], rows))

@@ -1,0 +1,180 @@
+"""evaluation/summary.json: all figures of an evaluation, what is odd about them, and the verdict.
+
+    speedup = acceptance length / cost ratio,   cost ratio R = seconds of a step with the draft ÷ of one without
+
+A step is one pass of the target. So R is the acceptance length at which the draft begins to pay (break-even).
+"""
+
+from pathlib import Path
+
+from eyas.config import Evaluation
+from eyas.eagle3.metrics import FILE as METRICS
+from eyas.eagle3.metrics import read_metrics
+from eyas.errors import EyasError
+from eyas.evaluation.acceptance import Acceptance
+from eyas.evaluation.causes import explain
+from eyas.evaluation.trials import by_dataset
+
+VERIFYING_IS_DEAR = 1.25  # seconds of a verification over those of a plain step
+ENGINES = {"walk": "the reference (transformers, in one process)", "sglang": "SGLang", "llamacpp": "llama.cpp"}
+
+
+def summarize(evaluation: Evaluation, trials: dict[str, list[dict]], draft: Path) -> dict:
+    """trials: engine → lines of its file. draft: its folder, with metrics.jsonl.
+
+    EyasError when an engine's acceptance length is below min_acceptance, with what is known of the causes.
+    """
+    simulated = simulated_length(draft / METRICS, evaluation.chain)
+    summary: dict = {
+        "chain": evaluation.chain,
+        "temperature": evaluation.temperature,
+        "simulated_acceptance_length": simulated,
+        "acceptance_length": {},
+        "accepted_by_position": {},
+        "by_dataset": {},
+        "cost_ratio": {},
+        "break_even_acceptance_length": {},
+        "speedup": {},
+        "best_chain": {},
+        "lossless": {},
+        "findings": [],
+    }
+    for engine, lines in trials.items():
+        of_all = Acceptance.of(lines)
+        if of_all.length is None:
+            raise EyasError(f"evaluation/{engine}.jsonl: no answer has a second token: raise evaluate.max_new_tokens")
+        if of_all.length < evaluation.min_acceptance:
+            algorithm = None if engine == "walk" else lines[0].get("algorithm")
+            raise EyasError(explain(draft, engine, of_all.length, evaluation.min_acceptance, simulated, algorithm))
+        summary["acceptance_length"][engine] = round(of_all.length, 4)
+        summary["accepted_by_position"][engine] = of_all.as_dict()["accepted_by_position"]
+        summary["by_dataset"][engine] = {name: own.as_dict() for name, own in by_dataset(lines)}
+        cost = Cost.of(lines, of_all)
+        summary["cost_ratio"][engine] = {"1": round(cost.ratio, 4)}
+        summary["break_even_acceptance_length"][engine] = {"1": round(cost.ratio, 4)}
+        summary["speedup"][engine] = {"1": round(of_all.length / cost.ratio, 4)}
+        summary["best_chain"][engine] = {"1": cost.best_chain(of_all)}
+        summary["lossless"][engine] = same_answers(lines)
+        summary["findings"] += findings(engine, of_all, simulated, summary["lossless"][engine], evaluation)
+    summary["verdict"] = verdict(summary, trials)
+    return summary
+
+
+class Cost:
+    """Seconds of a step: with the draft (its chain and the rest), and without."""
+
+    def __init__(self, step: float, chain: float, alone: float, drafts: int):
+        self.step, self.chain, self.alone, self.drafts = step, chain, alone, drafts
+
+    @classmethod
+    def of(cls, trials: list[dict], acceptance: Acceptance) -> "Cost":
+        """trials: lines with seconds, alone_seconds, and chain_seconds where it is known."""
+        steps, plain = acceptance.verifications, sum(len(t["alone_ids"]) - 1 for t in trials)
+        return cls(
+            sum(t["seconds"] for t in trials) / steps,
+            sum(t.get("chain_seconds", 0.0) for t in trials) / steps,
+            sum(t["alone_seconds"] for t in trials) / max(plain, 1),
+            len(acceptance.accepted) - 1,
+        )
+
+    @property
+    def ratio(self) -> float:
+        return self.step / self.alone
+
+    @property
+    def verifying(self) -> float:
+        """Of the ratio, what is not the draft's chain."""
+        return (self.step - self.chain) / self.alone
+
+    def best_chain(self, acceptance: Acceptance) -> dict:
+        """Of the chains up to the one that was tried, the fastest: each draft costs its share of the chain's time."""
+        speedups = {
+            n: acceptance.of_chain(n) * self.alone / (self.step - self.chain * (1 - n / self.drafts))
+            for n in range(1, self.drafts + 1)
+        }
+        best = max(speedups, key=speedups.get)
+        return {"drafts": best, "speedup": round(speedups[best], 4)}
+
+
+def simulated_length(metrics: Path, chain: int) -> float | None:
+    """What the training said of the draft that was published, on held-out samples: 1 + Σ of the first `chain` steps."""
+    judged = [line for line in read_metrics(metrics) if line["kind"] == "heldout"]
+    if not judged:
+        return None
+    best = max(judged, key=lambda line: line["acceptance_length"])
+    return round(1 + sum(best["joint"][:chain]), 4)
+
+
+def same_answers(trials: list[dict]) -> dict:
+    """How many answers are the same with and without the draft, and how much of the others is."""
+    parted = []
+    for trial in trials:
+        a, b = trial["output_ids"], trial["alone_ids"]
+        shared = next((k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
+        if shared is not None:
+            parted.append({"id": trial["id"], "dataset": trial["dataset"], "after": shared, "of": len(b)})
+    return {"answers": len(trials), "same": len(trials) - len(parted), "parted": parted}
+
+
+def findings(
+    engine: str, acceptance: Acceptance, simulated: float | None, lossless: dict, evaluation: Evaluation
+) -> list[dict]:
+    """[{"kind", "text"}]: what does not fit together."""
+    found, length = [], acceptance.length
+    if simulated is not None and simulated > 1.1:
+        lost = 1 - (length - 1) / (simulated - 1)
+        if lost > evaluation.max_gap:
+            found.append(
+                {
+                    "kind": "gap",
+                    "text": f"{ENGINES[engine]}: acceptance length {length:.2f}, while the training simulated "
+                    f"{simulated:.2f} on held-out samples: {lost:.0%} of the gain is lost (evaluate.max_gap "
+                    f"{evaluation.max_gap:.0%}; about 12% are usual). Suspect what differs between the two: the order "
+                    "of the layers, states before or after the norm, the vocabulary's map, the chat template.",
+                }
+            )
+    parted = lossless["answers"] - lossless["same"]
+    if evaluation.temperature == 0 and parted > 0.5 * lossless["answers"]:
+        found.append(
+            {
+                "kind": "lossy",
+                "text": f"{ENGINES[engine]}: {parted} of {lossless['answers']} greedy answers differ from those "
+                "without the draft: more than ties explain",
+            }
+        )
+    return found
+
+
+def verdict(summary: dict, trials: dict[str, list[dict]]) -> dict:
+    """Whether the draft makes serving faster, by the engine that serves where there is one; and a sentence why."""
+    engine = "sglang" if "sglang" in trials else next(iter(trials))
+    length, speedups = summary["acceptance_length"][engine], summary["speedup"][engine]
+    concurrency = max(speedups, key=lambda c: speedups[c])
+    speedup, ratio = speedups[concurrency], summary["cost_ratio"][engine][concurrency]
+    cost = Cost.of(trials[engine], Acceptance.of(trials[engine]))
+    faster = speedup > 1
+    words = (
+        f"A step with the draft takes {ratio:.2f} times one without, so an acceptance length of {ratio:.2f} breaks "
+        f"even; it is {length:.2f}: {speedup:.2f} times the speed at concurrency {concurrency}."
+    )
+    best = summary["best_chain"][engine][concurrency]
+    if not faster:
+        if ratio >= summary["chain"] + 1:
+            words += " Even a draft that is always right would not pay: the cost of a step is in the way."
+        elif cost.verifying > VERIFYING_IS_DEAR:
+            words += (
+                f" The cost of verifying is in the way: {cost.verifying:.2f} times a plain step, the chain of drafts "
+                f"{ratio - cost.verifying:.2f}."
+            )
+        else:
+            words += " The draft's acceptance is in the way: more data or a longer training would help."
+    if best["drafts"] != summary["chain"]:
+        words += f" Chains of {best['drafts']} would give {best['speedup']:.2f} times the speed."
+    return {
+        "faster": faster,
+        "engine": engine,
+        "concurrency": int(concurrency),
+        "speedup": speedup,
+        "acceptance_length": length,
+        "sentence": words,
+    }

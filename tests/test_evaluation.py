@@ -1,0 +1,187 @@
+"""Figures of an evaluation: counts to lengths, costs to speedups, and what is said when they do not fit together."""
+
+import json
+import shutil
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import pyarrow as pa  # noqa: E402
+import pyarrow.parquet as pq  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
+
+from eyas.config import Evaluation  # noqa: E402
+from eyas.describe_evaluation import describe_evaluation  # noqa: E402
+from eyas.eagle3.checkpoint import export  # noqa: E402
+from eyas.errors import EyasError  # noqa: E402
+from eyas.evaluation.acceptance import Acceptance  # noqa: E402
+from eyas.evaluation.prompts import heldout_prompts  # noqa: E402
+from eyas.evaluation.summary import summarize  # noqa: E402
+from eyas.evaluation.trials import read_trials, run_trials  # noqa: E402
+from test_eagle3_ttt import config, make_draft  # noqa: E402
+
+PLAIN_S, CHAIN_S, VERIFY_S = 0.02, 0.004, 0.024  # seconds of a step; for a chain of two
+
+
+def trial(name, accepted, dataset="B1", parted=None, scale=1.0):
+    """A line whose answer is as long as its counts say; chains of len(accepted) − 1."""
+    steps = sum(accepted)
+    tokens = sum(n * (k + 1) for k, n in enumerate(accepted))
+    ids = list(range(tokens + 1))
+    alone = ids if parted is None else [*ids[:parted], *(-1 for _ in ids[parted:])]
+    return {
+        **{"id": name, "dataset": dataset, "output_ids": ids, "alone_ids": alone, "accepted": accepted},
+        **{"seconds": scale * steps * (CHAIN_S + VERIFY_S), "chain_seconds": steps * CHAIN_S},
+        "alone_seconds": tokens * PLAIN_S,
+    }
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A draft's folder; the training simulated 1 + 0.5 + 0.25."""
+    draft, _ = make_draft(config(max_position_embeddings=2048))
+    export(draft, tmp_path / "draft")
+    judged = {"kind": "heldout", "step": 10, "acceptance_length": 1.8, "joint": [0.5, 0.25, 0.05]}
+    older = {"kind": "heldout", "step": 5, "acceptance_length": 1.2, "joint": [0.2, 0.0, 0.0]}
+    (tmp_path / "draft/metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in (judged, older)))
+    return tmp_path / "draft"
+
+
+def summary_of(folder, *lines, engine="walk", **changes):
+    return summarize(Evaluation(chain=2, **changes), {engine: list(lines)}, folder)
+
+
+def test_lengths_and_rates_by_position():
+    found = Acceptance.of([trial("a", [6, 3, 1]), trial("b", [4, 4, 2])])
+    assert found.accepted == (10, 7, 3) and found.verifications == 20
+    assert found.length == (10 + 14 + 9) / 20 and found.rates == [0.5, 0.15]
+    assert found.of_chain(1) == 1.5 and found.of_chain(2) == found.length
+    assert Acceptance.of([]).length is None
+
+
+def test_an_answer_that_was_cut_counts_what_it_has():
+    line = trial("a", [0, 0, 4])
+    line["output_ids"] = line["output_ids"][:11]  # the last verification gave two tokens too many
+    assert Acceptance.of([line]).length == 10 / 4
+
+
+def test_speedup_is_acceptance_over_cost_and_the_break_even_is_the_cost(folder):
+    summary = summary_of(folder, trial("a", [10, 6, 4]), trial("b", [5, 3, 2], "B2"))
+    assert summary["acceptance_length"]["walk"] == pytest.approx(1.7)
+    assert summary["cost_ratio"]["walk"]["1"] == summary["break_even_acceptance_length"]["walk"]["1"] == 1.4
+    assert summary["speedup"]["walk"]["1"] == pytest.approx(1.7 / 1.4, abs=1e-4)
+    # One draft: 1.5 tokens for 1.3 plain steps; two: 1.7 for 1.4.
+    assert summary["best_chain"]["walk"]["1"] == {"drafts": 2, "speedup": pytest.approx(1.7 / 1.4, abs=1e-4)}
+    assert summary["simulated_acceptance_length"] == 1.75, "of the best draft, and of as many steps as the chain has"
+    assert set(summary["by_dataset"]["walk"]) == {"B1", "B2"} and summary["findings"] == []
+    assert summary["verdict"]["faster"] and "1.21 times the speed" in summary["verdict"]["sentence"]
+
+
+def test_a_shorter_chain_that_would_be_faster_is_named(folder):
+    """The second draft costs 0.1 of a plain step and is accepted in 5 % of the steps."""
+    summary = summary_of(folder, trial("a", [50, 45, 5]), max_gap=0.9)
+    assert summary["best_chain"]["walk"]["1"]["drafts"] == 1
+    assert "Chains of 1 would give 1.15 times" in summary["verdict"]["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("scale", "said"),
+    [
+        (1.0, "The draft's acceptance is in the way"),
+        (1.2, "The cost of verifying is in the way: 1.48 times a plain step"),
+        (3.0, "Even a draft that is always right would not pay"),
+    ],
+)
+def test_what_is_in_the_way_is_said(folder, scale, said):
+    summary = summary_of(folder, trial("a", [80, 15, 5], scale=scale), max_gap=0.9)
+    assert (
+        not summary["verdict"]["faster"]
+        and said in summary["verdict"]["sentence"].replace(" (", ": ")
+        or (scale == 1.0 and "in the way" in summary["verdict"]["sentence"])
+    )
+
+
+def test_a_gap_to_what_the_training_simulated_is_a_finding(folder):
+    (finding,) = summary_of(folder, trial("a", [80, 15, 5]))["findings"]
+    assert finding["kind"] == "gap" and "the training simulated 1.75" in finding["text"]
+
+
+def test_answers_that_part_are_counted_and_too_many_are_a_finding(folder):
+    some = summary_of(folder, trial("a", [10, 6, 4], parted=3), trial("b", [10, 6, 4]))
+    assert some["lossless"]["walk"] == {
+        **{"answers": 2, "same": 1},
+        "parted": [{"id": "a", "dataset": "B1", "after": 3, "of": 35}],
+    }
+    assert some["findings"] == []
+    (finding,) = summary_of(folder, trial("a", [10, 6, 4], parted=3))["findings"]
+    assert finding["kind"] == "lossy"
+
+
+def test_a_draft_that_gains_nothing_fails_with_the_causes_that_were_checked(folder):
+    with pytest.raises(
+        EyasError, match=r"acceptance length 1\.00.*the training simulated 1\.75.*all names and"
+    ) as caught:
+        summary_of(folder, trial("a", [20, 0, 0]))
+    assert "another algorithm" not in str(caught.value), "no server was involved"
+    lines = [{**trial("a", [20, 0, 0]), "algorithm": "EAGLE"}]
+    with pytest.raises(EyasError, match=r"1\. another algorithm than EAGLE3 .* EAGLE: WRONG"):
+        summarize(Evaluation(chain=2), {"sglang": lines}, folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head"] = tensors.pop("lm_head.weight")
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(EyasError, match=r"lm_head\.weight"):
+        summary_of(folder, trial("a", [20, 0, 0]))
+    summary_of(folder, trial("a", [20, 0, 0]), min_acceptance=1.0)
+
+
+def test_trials_go_on_where_they_stopped(tmp_path):
+    asked, tried = heldout_prompts(corpus(tmp_path), 2, 100), []
+
+    def opened():
+        def one(prompt):
+            if len(tried) == 2:
+                raise KeyboardInterrupt
+            tried.append(prompt.id)
+            return {"output_ids": [1, 2], "accepted": [1, 0], "alone_ids": [1, 2]}
+
+        return one
+
+    run = (asked, tmp_path / "journal.jsonl", tmp_path / "walk.jsonl", opened)
+    with pytest.raises(KeyboardInterrupt):
+        run_trials(*run)
+    assert not (tmp_path / "walk.jsonl").exists() and len(tried) == 2
+    first, tried[:] = list(tried), []
+    run_trials(*run)
+    assert [line["id"] for line in read_trials(tmp_path / "walk.jsonl")] == [p.id for p in asked] == [*first, *tried]
+
+
+def corpus(folder):
+    rows = [
+        {"id": f"{name}{k}", "dataset": name, "input_ids": [5] * (k + 2) + [9, 9], "loss_mask": [0] * (k + 2) + [1, 1]}
+        for k in range(3)
+        for name in ("B2", "A1")
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "heldout.parquet")
+    return folder / "heldout.parquet"
+
+
+def test_prompts_are_held_out_samples_up_to_their_first_trained_token(tmp_path):
+    asked = heldout_prompts(corpus(tmp_path), 2, 100)
+    assert [(p.id, p.dataset, p.input_ids) for p in asked] == [
+        *(("A10", "A1", [5, 5]), ("A11", "A1", [5, 5, 5]), ("B20", "B2", [5, 5]), ("B21", "B2", [5, 5, 5])),
+    ]
+    assert [p.id for p in heldout_prompts(tmp_path / "heldout.parquet", 9, 3)] == ["A10", "A11", "B20", "B21"]
+    with pytest.raises(EyasError, match=r"no held-out prompt of at most 1 tokens: raise corpus\.heldout"):
+        heldout_prompts(tmp_path / "heldout.parquet", 9, 1)
+
+
+def test_the_page_tells_the_verdict_and_the_findings(folder, tmp_path):
+    summary = summary_of(folder, trial("a", [80, 15, 5], "B<1>"))
+    path = tmp_path / "summary.json"
+    path.write_text(json.dumps({**summary, "settings": {"evaluate": {"chain": 2}}}))
+    page = describe_evaluation(path)
+    assert summary["verdict"]["sentence"].split(":")[0] in page and "the training simulated 1.75" in page
+    assert "B&lt;1&gt;" in page and "<svg" in page
+    shutil.copyfile(folder / "config.json", path)
+    with pytest.raises(EyasError, match="summary.json: cannot be read"):
+        describe_evaluation(path)
