@@ -94,10 +94,8 @@ def test_a_shorter_chain_that_would_be_faster_is_named(folder):
 )
 def test_what_is_in_the_way_is_said(folder, scale, said):
     summary = summary_of(folder, trial("a", [80, 15, 5], scale=scale), max_gap=0.9)
-    assert (
-        not summary["verdict"]["faster"]
-        and said in summary["verdict"]["sentence"].replace(" (", ": ")
-        or (scale == 1.0 and "in the way" in summary["verdict"]["sentence"])
+    assert (not summary["verdict"]["faster"] and said in summary["verdict"]["sentence"].replace(" (", ": ")) or (
+        scale == 1.0 and "in the way" in summary["verdict"]["sentence"]
     )
 
 
