@@ -94,9 +94,7 @@ def test_a_shorter_chain_that_would_be_faster_is_named(folder):
 )
 def test_what_is_in_the_way_is_said(folder, scale, said):
     summary = summary_of(folder, trial("a", [80, 15, 5], scale=scale), max_gap=0.9)
-    assert (not summary["verdict"]["faster"] and said in summary["verdict"]["sentence"].replace(" (", ": ")) or (
-        scale == 1.0 and "in the way" in summary["verdict"]["sentence"]
-    )
+    assert not summary["verdict"]["faster"] and said in summary["verdict"]["sentence"]
 
 
 def test_a_gap_to_what_the_training_simulated_is_a_finding(folder):
@@ -117,12 +115,12 @@ def test_answers_that_part_are_counted_and_too_many_are_a_finding(folder):
 
 def test_a_draft_that_gains_nothing_fails_with_the_causes_that_were_checked(folder):
     with pytest.raises(
-        EyasError, match=r"acceptance length 1\.00.*the training simulated 1\.75.*all names and"
+        EyasError, match=r"(?s)acceptance length 1\.00.*the training simulated 1\.75.*all names and"
     ) as caught:
         summary_of(folder, trial("a", [20, 0, 0]))
     assert "another algorithm" not in str(caught.value), "no server was involved"
     lines = [{**trial("a", [20, 0, 0]), "algorithm": "EAGLE"}]
-    with pytest.raises(EyasError, match=r"1\. another algorithm than EAGLE3 .* EAGLE: WRONG"):
+    with pytest.raises(EyasError, match=r"(?s)1\. another algorithm than EAGLE3 .* EAGLE: WRONG"):
         summarize(Evaluation(chain=2), {"sglang": lines}, folder)
     tensors = load_file(folder / "model.safetensors")
     tensors["lm_head"] = tensors.pop("lm_head.weight")
