@@ -1,9 +1,16 @@
 """What many tests share: the repository, two tokenizers, a loaded chat for each."""
 
+import os
 import signal
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+
+# Read when torch is loaded, here and in what tests start: two workers share the cores, and a thread that spins while it
+# waits takes them from the other one (a model's step then costs fifteen times as much).
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 

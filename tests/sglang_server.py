@@ -51,6 +51,7 @@ def cpu_env() -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "TORCHDYNAMO_DISABLE": "1",  # compiling costs minutes, and needs a C++ compiler
         "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin make a busy machine 15 times slower
+        "OMP_NUM_THREADS": str(os.cpu_count()),  # tests have fewer
     }
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from eagle3_literal import literal_test
+from eyas import compute
 from eyas.eagle3 import loss as loss_module
-from eyas.eagle3 import teacher as teacher_module
 from eyas.eagle3.model import Draft, DraftConfig
 from eyas.eagle3.supervision import LOSSES, SUPERVISION, Batch, Objective, supervise
 from eyas.eagle3.teacher import Teacher
@@ -142,7 +142,7 @@ def test_chunks_and_blocks_of_any_size_give_the_same(monkeypatch):
 
     monkeypatch.setattr(loss_module, "CHUNK", {"cpu": (7 * DRAFT_VOCAB, 3 * DRAFT_VOCAB)})
     monkeypatch.setattr(attention, "QUERIES", 2)
-    monkeypatch.setattr(teacher_module, "BLOCK", {"cpu": (3, 5)})
+    monkeypatch.setattr(compute, "BLOCK", {"cpu": (3, 5)})
     for loss in LOSSES:
         same_as_literal(config(), [9, 1, 6], Objective(steps=3, loss=loss), seed=5)
 
@@ -256,7 +256,7 @@ def test_aux_states_may_come_in_bf16():
 
 def test_the_teacher_streams_the_top_1_over_the_whole_vocabulary(monkeypatch):
     """Also where it lies outside of the draft vocabulary, or in the last, shorter block; equals go to the lower id."""
-    monkeypatch.setattr(teacher_module, "BLOCK", {"cpu": (4, 7)})
+    monkeypatch.setattr(compute, "BLOCK", {"cpu": (4, 7)})
     c = config()
     draft, head = make_draft(c)
     head[20] = head[3]
@@ -297,7 +297,7 @@ def test_no_tensor_of_tokens_times_vocabulary_is_made(monkeypatch):
                     self.seen = max(self.seen, x.untyped_storage().nbytes() // x.element_size())
             return out
 
-    monkeypatch.setattr(teacher_module, "BLOCK", {"cpu": (16, 8)})
+    monkeypatch.setattr(compute, "BLOCK", {"cpu": (16, 8)})
     monkeypatch.setattr(loss_module, "CHUNK", {"cpu": (512, 512)})
     c = config(hidden_size=4, intermediate_size=4, num_attention_heads=1, num_key_value_heads=1, head_dim=2)
     draft, head = make_draft(c)

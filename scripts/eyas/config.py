@@ -313,6 +313,9 @@ class Evaluation(Strict):
         description="Serving gains less than the training simulated; a share of the gain that is lost beyond this is "
         "told as a finding.",
     )
+    flags: dict[str, Any] = Field(
+        default_factory=dict, description="Flags of a server with the draft, where they differ from target.sglang.flags."
+    )
     min_acceptance: float = Field(1.05, ge=1, description="At a smaller acceptance length the evaluation fails.")
 
 

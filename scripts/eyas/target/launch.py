@@ -32,6 +32,7 @@ if out["version"] == sys.argv[1]:
 print("EYAS" + json.dumps(out))
 """
 CHECK_TIMEOUT_S = 300
+ALGORITHM = "EAGLE3"  # for a draft of three layers
 OWN_FLAGS = {"model-path", "model", "host", "port", "forward-hooks"}
 OWN_FLAGS |= {"enable-return-aux-hidden-states", "return-aux-hidden-state-layer-ids"}
 
@@ -123,7 +124,7 @@ def capturing_target(target: Target, capturing: Capturing, tickets: Path) -> Tar
         "cuda-graph-backend-prefill": "disabled",
         **{k.replace("_", "-"): v for k, v in (target.sglang.flags | capturing.flags).items()},
         "enable-return-aux-hidden-states": True,
-        "speculative-algorithm": "EAGLE3",
+        "speculative-algorithm": ALGORITHM,
         "disable-radix-cache": True,
         "forward-hooks": json.dumps([hook]),
     }
@@ -131,6 +132,32 @@ def capturing_target(target: Target, capturing: Capturing, tickets: Path) -> Tar
         flags["return-aux-hidden-state-layer-ids"] = ids
     path = os.pathsep.join(filter(None, [scripts, target.sglang.env.get("PYTHONPATH")]))
     served = target.sglang.model_copy(update={"flags": flags, "env": {**target.sglang.env, "PYTHONPATH": path}})
+    return target.model_copy(update={"sglang": served})
+
+
+def drafting_target(target: Target, draft: Path, chain: int, flags: dict) -> Target:
+    """The target with the flags of a server that speculates: chains of `chain` tokens from the draft in a folder.
+
+    flags: where they differ from those that answer. EyasError for an algorithm that would accept nothing, in silence:
+    EAGLE feeds a draft of three layers the last state alone.
+    """
+    wanted = {k.removeprefix("--").replace("_", "-"): v for k, v in (target.sglang.flags | flags).items()}
+    algorithm = wanted.get("speculative-algorithm", ALGORITHM)
+    if algorithm != ALGORITHM:
+        raise EyasError(
+            f"evaluate.flags.speculative-algorithm: {algorithm}: this draft reads three layers, so it needs {ALGORITHM}; "
+            "with another algorithm it runs and nothing is accepted: leave the flag out"
+        )
+    speculative = {
+        "speculative-algorithm": ALGORITHM,
+        "speculative-draft-model-path": str(draft),
+        "speculative-num-steps": chain,
+        "speculative-eagle-topk": 1,
+        "speculative-num-draft-tokens": chain + 1,
+    }
+    for key in sorted(speculative.keys() & wanted.keys() - {"speculative-algorithm"}):
+        raise EyasError(f"evaluate.flags.{key}: eyas sets this itself (evaluate.chain): leave it out")
+    served = target.sglang.model_copy(update={"flags": {**wanted, **speculative}})
     return target.model_copy(update={"sglang": served})
 
 
