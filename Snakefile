@@ -8,6 +8,7 @@ What there is to build, stage by stage (later stages join the list):
     captured    hidden_states/{train,heldout}/<shard>.safetensors: the target's states on the corpus
     trained     draft/{model.safetensors,config.json}: the draft, as SGLang serves it
     evaluated   evaluation/summary.json: how much faster the target is with the draft
+    deployed    deploy/: draft, model card, the server's command, a check
     all         every file of every dataset, and the report's pages
 
 To ask before or after: `probe` (the first rows of each dataset through its adapter), `plan` (tokens, disk,
@@ -34,6 +35,7 @@ include: "rules/corpus.smk"
 include: "rules/capture.smk"
 include: "rules/train.smk"
 include: "rules/evaluate.smk"
+include: "rules/deploy.smk"
 include: "rules/inventory.smk"
 
 
@@ -62,6 +64,7 @@ rule all:
         STATES,
         DRAFT,
         EVALUATION,
+        DEPLOYMENT,
         expand("reports/prepared/{dataset}.html", dataset=DATASETS),
         expand("reports/responses/{dataset}.html", dataset=PROMPT_DATASETS),
         "reports/corpus.html",
@@ -104,3 +107,9 @@ rule evaluated:
     """The sixth stage: whether the draft makes serving faster."""
     input:
         EVALUATION,
+
+
+rule deployed:
+    """The last stage: what is copied to a host, or pushed to the Hub."""
+    input:
+        DEPLOYMENT,

@@ -42,6 +42,7 @@ DRAFT = [f"draft/{name}" for name in ("model.safetensors", "config.json", "metri
 # The engines that the draft is tried with.
 TRIALS = ["evaluation/walk.jsonl"] if CONFIG.target.engine == "transformers" else []
 EVALUATION = ["evaluation/summary.json", "reports/evaluation.html"] if TRIALS else []
+DEPLOYMENT = [f"deploy/{name}" for name in ("draft/model.safetensors", "launch_server.sh", "check")] if TRIALS else []
 
 # What the target's engine needs: converted weights (no file when the engine loads them itself), GPUs for its server.
 TARGET_MODEL = [f"{CONFIG.target.model}/manifest.json"] if CONFIG.target.weights is not None else []
@@ -115,6 +116,11 @@ def train_settings(wildcards):
 def evaluate_settings(wildcards):
     """JSON of all that evaluation/ is made with besides the draft and the prompts."""
     return json.dumps(CONFIG.evaluate_settings())
+
+
+def deploy_settings(wildcards):
+    """JSON of all that deploy/ is made with besides the draft and what was measured."""
+    return json.dumps(CONFIG.deploy_settings())
 
 
 def whole_config(wildcards):

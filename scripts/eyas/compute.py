@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 # Logits held at once: small enough for a CPU's cache, large enough to fill a GPU.
-BLOCK = {"cpu": (512, 8192), "cuda": (8192, 16384)}  # rows, tokens
+BLOCK = {"cpu": (1024, 2048), "cuda": (8192, 16384)}  # rows, tokens
 
 
 def bf16_is_fast(device: torch.device) -> bool:

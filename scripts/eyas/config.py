@@ -149,6 +149,7 @@ class Dataset(Strict):
         description="`prompts`: the target must still answer; `tokenized_data`: already the target's words."
     )
     sources: tuple[Source, ...] = Field(min_length=1, description="The files it is made of, in order.")
+    license: str | None = Field(None, description="As its page on the Hub says; the model card names it.")
     options: dict[str, Any] = Field(default_factory=dict, description="The adapter's own options (see its module).")
     prepare: dict[str, Any] = Field(
         default_factory=dict, description="Keys of `prepare:` that differ for this dataset."
@@ -314,7 +315,8 @@ class Evaluation(Strict):
         "told as a finding.",
     )
     flags: dict[str, Any] = Field(
-        default_factory=dict, description="Flags of a server with the draft, where they differ from target.sglang.flags."
+        default_factory=dict,
+        description="Flags of a server with the draft, where they differ from target.sglang.flags.",
     )
     min_acceptance: float = Field(1.05, ge=1, description="At a smaller acceptance length the evaluation fails.")
 
@@ -437,6 +439,11 @@ class Config(Strict):
     def evaluate_settings(self) -> dict:
         """Everything that `evaluation/` is made with besides the draft and the prompts, as plain JSON."""
         return self.model_dump(mode="json", include={"evaluate", "target"})
+
+    def deploy_settings(self) -> dict:
+        """Everything that `deploy/` is made with besides the draft and what was measured, as plain JSON."""
+        licenses = {name: dataset.license for name, dataset in self.datasets.items()}
+        return {**self.evaluate_settings(), "licenses": licenses}
 
 
 def parse(raw: dict) -> Config:

@@ -51,7 +51,10 @@ class StepLosses(Function):
         hits = torch.zeros(len(plan.steps), len(plan.rows), dtype=torch.bool, device=device)
         d_hidden = [torch.zeros_like(h) for h in hidden] if inputs.gradient else []
         d_scale = torch.zeros_like(scale)
-        d_head = torch.zeros(head.shape[::-1], device=device) if train_head else None  # [H, draft vocabulary]
+        wide = (
+            cast.dtype == torch.float32
+        )  # bf16 products are faster into [H, draft vocabulary], fp32 ones into its transpose
+        d_head = torch.zeros(head.shape if wide else head.shape[::-1], device=device) if train_head else None
         where = torch.zeros(n, len(plan.rows), dtype=torch.int64, device=device)  # row of the plan → row of hidden_i
         for at, step in zip(where, plan.steps, strict=False):
             at[step.active] = torch.arange(len(step.active), device=device)
@@ -88,13 +91,16 @@ class StepLosses(Function):
             weight = (counted * inputs.coefficients[:n]).view(-1, 1)  # [c · steps, 1]
             g = logits.flatten(0, 1)  # the gradients by now  [c · steps, draft vocabulary]
             if train_head:
-                accumulate(d_head, (y * weight.to(y.dtype)).t().contiguous(), g)
+                weighted = y * weight.to(y.dtype)
+                accumulate(d_head, *((g.t(), weighted) if wide else (weighted.t().contiguous(), g)))
             d_x, d = rms_norm_backward((g @ cast).float().mul_(weight), scale, unit, inverse)
             d_scale += d
             for i, d in enumerate(d_x.unflatten(0, (c, n)).unbind(1)):
                 d_hidden[i].index_add_(0, at[:, i], d)
         total = (sums * inputs.coefficients).sum()
-        ctx.save_for_backward(d_scale, *([d_head.t().contiguous()] if train_head else []), *d_hidden)
+        ctx.save_for_backward(
+            d_scale, *([d_head if wide else d_head.t().contiguous()] if train_head else []), *d_hidden
+        )
         ctx.train_head, ctx.dtype = train_head, head.dtype
         ctx.mark_non_differentiable(sums, hits, overlaps)
         return total, sums, hits, overlaps

@@ -145,8 +145,8 @@ def drafting_target(target: Target, draft: Path, chain: int, flags: dict) -> Tar
     algorithm = wanted.get("speculative-algorithm", ALGORITHM)
     if algorithm != ALGORITHM:
         raise EyasError(
-            f"evaluate.flags.speculative-algorithm: {algorithm}: this draft reads three layers, so it needs {ALGORITHM}; "
-            "with another algorithm it runs and nothing is accepted: leave the flag out"
+            f"evaluate.flags.speculative-algorithm: {algorithm}: a draft of three layers needs {ALGORITHM}; with "
+            "another one it runs, and nothing is accepted: leave the flag out"
         )
     speculative = {
         "speculative-algorithm": ALGORITHM,
