@@ -5,6 +5,8 @@ SGLang drops unknown and missing names of a checkpoint in silence: an acceptance
 
 import random
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -14,9 +16,11 @@ from conftest import ROOT, SMOLLM2_GGUF
 from eyas.capture import capture_shard
 from eyas.config import Generation, load
 from eyas.corpus import build_corpus
+from eyas.deployment import CHECK
 from eyas.eagle3.checkpoint import check_export
 from eyas.eagle3.train import Folders, train
 from eyas.errors import EyasError
+from eyas.records import write_json
 from eyas.states import shard_path
 from eyas.target.embedded import Embedded
 from eyas.target.engine import Request
@@ -128,10 +132,28 @@ def without(draft, name, folder):
     return copy
 
 
+def checked(server, prompts, floor, folder):
+    """(exit code, what it said) of deploy/check."""
+    shutil.copyfile(CHECK, folder / "check")
+    write_json(folder / "prompts.json", {"floor": floor, "max_new_tokens": TOKENS, "prompts": prompts[:4]})
+    done = subprocess.run([sys.executable, folder / "check", server.url], capture_output=True, text=True, timeout=300)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_check_of_a_running_server_tells_a_good_draft_from_a_poor_one(model, trained, tmp_path):
+    draft, prompts = trained
+    with SglangCpu(model, tmp_path / "server.log", served(model, draft)) as server:
+        code, said = checked(server, prompts, 1.05, tmp_path)
+        assert code == 0 and said.startswith("acceptance length 1."), said
+        code, said = checked(server, prompts, 3.9, tmp_path)
+        assert code == 1 and "expected 3.90 or more" in said, said
+
+
 def test_sglang_accepts_what_the_draft_proposes_on_prompts_it_never_saw(model, trained, sound, tmp_path):
     assert gain(sound) > 0.1
     with SglangCpu(model, tmp_path / "plain.log", {"max-running-requests": 4}) as server:
         plain = [ask(server, ids)["output_ids"] for ids in trained[1]]
+        assert checked(server, trained[1], 1.05, tmp_path)[0] == 1, "a server without a draft"
     alike = [shared_start(a["output_ids"], b) for a, b in zip(sound, plain, strict=True)]
     assert sum(alike) > 0.4 * sum(map(len, plain)), "greedy answers are the target's own, up to a tie in bf16"
 
