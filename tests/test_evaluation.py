@@ -85,15 +85,15 @@ def test_a_shorter_chain_that_would_be_faster_is_named(folder):
 
 
 @pytest.mark.parametrize(
-    ("scale", "said"),
+    ("accepted", "scale", "said"),
     [
-        (1.0, "The draft's acceptance is in the way"),
-        (1.2, "The cost of verifying is in the way: 1.48 times a plain step"),
-        (3.0, "Even a draft that is always right would not pay"),
+        ([80, 15, 5], 1.0, "The cost of verifying is in the way: 1.20 times a plain step, the chain of drafts 0.20"),
+        ([88, 10, 2], 1.0, "The draft's acceptance is in the way"),
+        ([80, 15, 5], 3.0, "Even a draft that is always right would not pay"),
     ],
 )
-def test_what_is_in_the_way_is_said(folder, scale, said):
-    summary = summary_of(folder, trial("a", [80, 15, 5], scale=scale), max_gap=0.9)
+def test_what_is_in_the_way_is_said(folder, accepted, scale, said):
+    summary = summary_of(folder, trial("a", accepted, scale=scale), max_gap=0.9)
     assert not summary["verdict"]["faster"] and said in summary["verdict"]["sentence"]
 
 

@@ -15,7 +15,6 @@ from eyas.evaluation.acceptance import Acceptance
 from eyas.evaluation.causes import explain
 from eyas.evaluation.trials import by_dataset
 
-VERIFYING_IS_DEAR = 1.25  # seconds of a verification over those of a plain step
 ENGINES = {"walk": "the reference (transformers, in one process)", "sglang": "SGLang", "llamacpp": "llama.cpp"}
 
 
@@ -161,13 +160,16 @@ def verdict(summary: dict, trials: dict[str, list[dict]]) -> dict:
     if not faster:
         if ratio >= summary["chain"] + 1:
             words += " Even a draft that is always right would not pay: the cost of a step is in the way."
-        elif cost.verifying > VERIFYING_IS_DEAR:
+        elif length <= 1 + cost.chain / cost.alone:
+            words += (
+                " The draft's acceptance is in the way: it would not pay even if verifying cost no more than a plain "
+                "step. More data or a longer training would help."
+            )
+        else:
             words += (
                 f" The cost of verifying is in the way: {cost.verifying:.2f} times a plain step, the chain of drafts "
                 f"{ratio - cost.verifying:.2f}."
             )
-        else:
-            words += " The draft's acceptance is in the way: more data or a longer training would help."
     if best["drafts"] != summary["chain"]:
         words += f" Chains of {best['drafts']} would give {best['speedup']:.2f} times the speed."
     return {
