@@ -40,9 +40,9 @@ STATES = [
 DRAFT = [f"draft/{name}" for name in ("model.safetensors", "config.json", "metrics.jsonl", "training.json")]
 
 # The engines that the draft is tried with.
-TRIALS = ["evaluation/walk.jsonl"] if CONFIG.target.engine == "transformers" else []
-EVALUATION = ["evaluation/summary.json", "reports/evaluation.html"] if TRIALS else []
-DEPLOYMENT = [f"deploy/{name}" for name in ("draft/model.safetensors", "launch_server.sh", "check")] if TRIALS else []
+TRIALS = [f"evaluation/{'sglang' if CONFIG.target.engine == 'sglang' else 'walk'}.jsonl"]
+EVALUATION = ["evaluation/summary.json", "reports/evaluation.html"]
+DEPLOYMENT = [f"deploy/{name}" for name in ("draft/model.safetensors", "launch_server.sh", "check")]
 
 # What the target's engine needs: converted weights (no file when the engine loads them itself), GPUs for its server.
 TARGET_MODEL = [f"{CONFIG.target.model}/manifest.json"] if CONFIG.target.weights is not None else []

@@ -32,6 +32,33 @@ rule evaluate_walk:
         "--settings {params.settings:q} --out {output:q} &> {log:q}"
 
 
+rule evaluate_sglang:
+    """Ask a server with the draft, then one without it: acceptance, and the speed by concurrency."""
+    input:
+        remade_when_blank("evaluation/sglang.jsonl"),
+        corpus="corpus/heldout.parquet",
+        draft="draft/model.safetensors",
+        config="draft/config.json",
+        model=TARGET_MODEL,
+    output:
+        ensure("evaluation/sglang.jsonl", non_empty=True),
+        "evaluation/speed.json",
+    log:
+        "logs/evaluate_sglang.log",
+    benchmark:
+        "benchmarks/evaluate_sglang.tsv"
+    conda:
+        "../envs/workflow.yaml"
+    resources:
+        gpu=TARGET_GPUS,
+        mem_mb=CONFIG.resources.generate_mem_mb,
+    params:
+        settings=evaluate_settings,
+    shell:
+        "python $SCRIPTS/evaluate_sglang.py --corpus {input.corpus:q} --settings {params.settings:q} "
+        "--out {output[0]:q} --speed {output[1]:q} &> {log:q}"
+
+
 rule summarize_evaluation:
     """All figures and the verdict; fails when the draft gains nothing, and says what was checked."""
     input:

@@ -307,6 +307,9 @@ class Evaluation(Strict):
     max_new_tokens: int = Field(512, ge=2, description="An answer is cut after so many tokens.")
     temperature: float = Field(0.0, ge=0, description="0: greedy, and the answers must be those without a draft.")
     chain: int = Field(3, ge=1, description="Tokens that the draft proposes at each step (SGLang's num-steps).")
+    concurrency: tuple[int, ...] = Field(
+        (1, 2, 4, 8, 16), min_length=1, description="Answers at once at which the speed is measured, on a server."
+    )
     max_gap: float = Field(
         0.3,
         gt=0,
@@ -319,6 +322,10 @@ class Evaluation(Strict):
         description="Flags of a server with the draft, where they differ from target.sglang.flags.",
     )
     min_acceptance: float = Field(1.05, ge=1, description="At a smaller acceptance length the evaluation fails.")
+
+    @property
+    def sampling(self) -> Generation:
+        return Generation(temperature=self.temperature, max_new_tokens=self.max_new_tokens, top_p=1)
 
 
 # Settings of the training that do not decide what comes of it: a run goes on when they change.

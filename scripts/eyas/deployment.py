@@ -18,7 +18,7 @@ import yaml
 from eyas.config import Evaluation, Target
 from eyas.eagle3.checkpoint import CONFIG, WEIGHTS, check_export
 from eyas.errors import EyasError
-from eyas.evaluation.prompts import heldout_prompts
+from eyas.evaluation.prompts import heldout_prompts, in_turns
 from eyas.records import whole_file, write_json
 from eyas.target.launch import ALGORITHM, arguments, drafting_target
 
@@ -51,7 +51,7 @@ def deploy(settings: dict, draft: Path, evaluation: Path, corpus: Path, licenses
         {
             "floor": round(1 + FLOOR * (length - 1), 3),
             "max_new_tokens": asked.max_new_tokens,
-            "prompts": [p.input_ids for p in _spread(prompts, CHECKED_PROMPTS)],
+            "prompts": [p.input_ids for p in in_turns(prompts, CHECKED_PROMPTS)],
         },
     )
     for name, text in (("launch_server.sh", launch_script(target, asked, summary)), ("check", CHECK.read_text())):
@@ -132,15 +132,6 @@ counts in the acceptance length.
 {training["steps"]:,} steps over {training["tokens"]:,} tokens: {train["steps"]} steps of the training-time test, loss
 {train["loss"]}, {train["optimizer"]}, seed {train["seed"]}.
 """
-
-
-def _spread(prompts: list, most: int) -> list:
-    """At most so many, from the datasets in turn."""
-    own: dict[str, list] = {}
-    for prompt in prompts:
-        own.setdefault(prompt.dataset, []).append(prompt)
-    turns = [queue[k] for k in range(most) for queue in own.values() if k < len(queue)]
-    return turns[:most]
 
 
 def _json(path: Path) -> dict:

@@ -41,6 +41,15 @@ def heldout_prompts(corpus: Path, most: int, longest: int) -> list[Asked]:
     return asked
 
 
+def in_turns(prompts: list[Asked], most: int) -> list[Asked]:
+    """At most so many, from the datasets in turn."""
+    own: dict[str, list[Asked]] = {}
+    for prompt in prompts:
+        own.setdefault(prompt.dataset, []).append(prompt)
+    turns = [queue[k] for k in range(min(most, len(prompts))) for queue in own.values() if k < len(queue)]
+    return turns[:most]
+
+
 def _prompts(corpus: Path) -> Iterator[Asked]:
     with pq.ParquetFile(corpus) as file:
         for batch in file.iter_batches(batch_size=1024, columns=COLUMNS):

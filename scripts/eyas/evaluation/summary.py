@@ -39,7 +39,9 @@ def summarize(evaluation: Evaluation, trials: dict[str, list[dict]], draft: Path
         "findings": [],
     }
     for engine, lines in trials.items():
-        of_all = Acceptance.of(lines)
+        by_concurrency = {c: [t for t in lines if t.get("concurrency", 1) == c] for c in concurrencies(lines)}
+        widest = by_concurrency[max(by_concurrency)]  # all prompts
+        of_all = Acceptance.of(widest)
         if of_all.length is None:
             raise EyasError(f"evaluation/{engine}.jsonl: no answer has a second token: raise evaluate.max_new_tokens")
         if of_all.length < evaluation.min_acceptance:
@@ -47,16 +49,26 @@ def summarize(evaluation: Evaluation, trials: dict[str, list[dict]], draft: Path
             raise EyasError(explain(draft, engine, of_all.length, evaluation.min_acceptance, simulated, algorithm))
         summary["acceptance_length"][engine] = round(of_all.length, 4)
         summary["accepted_by_position"][engine] = of_all.as_dict()["accepted_by_position"]
-        summary["by_dataset"][engine] = {name: own.as_dict() for name, own in by_dataset(lines)}
-        cost = Cost.of(lines, of_all)
-        summary["cost_ratio"][engine] = {"1": round(cost.ratio, 4)}
-        summary["break_even_acceptance_length"][engine] = {"1": round(cost.ratio, 4)}
-        summary["speedup"][engine] = {"1": round(of_all.length / cost.ratio, 4)}
-        summary["best_chain"][engine] = {"1": cost.best_chain(of_all)}
-        summary["lossless"][engine] = same_answers(lines)
+        summary["by_dataset"][engine] = {name: own.as_dict() for name, own in by_dataset(widest)}
+        for concurrency, own in by_concurrency.items():
+            acceptance, at = Acceptance.of(own), str(concurrency)
+            cost = Cost.of(own, acceptance)
+            for key, value in (
+                ("cost_ratio", round(cost.ratio, 4)),
+                ("break_even_acceptance_length", round(cost.ratio, 4)),
+                ("speedup", round(acceptance.length / cost.ratio, 4)),
+                ("best_chain", cost.best_chain(acceptance)),
+            ):
+                summary[key].setdefault(engine, {})[at] = value
+        summary["lossless"][engine] = same_answers(widest)
         summary["findings"] += findings(engine, of_all, simulated, summary["lossless"][engine], evaluation)
     summary["verdict"] = verdict(summary, trials)
     return summary
+
+
+def concurrencies(trials: list[dict]) -> list[int]:
+    """At how many answers at once the trials were made, rising; the reference makes one."""
+    return sorted({t.get("concurrency", 1) for t in trials})
 
 
 class Cost:
@@ -86,10 +98,14 @@ class Cost:
         return (self.step - self.chain) / self.alone
 
     def best_chain(self, acceptance: Acceptance) -> dict:
-        """Of the chains up to the one that was tried, the fastest: each draft costs its share of the chain's time."""
+        """Of the chains up to the one that was tried, the fastest: each draft costs its share of the chain's time.
+
+        Where that time is not known, only the chain that was tried is.
+        """
+        shortest = 1 if self.chain else self.drafts
         speedups = {
             n: acceptance.of_chain(n) * self.alone / (self.step - self.chain * (1 - n / self.drafts))
-            for n in range(1, self.drafts + 1)
+            for n in range(shortest, self.drafts + 1)
         }
         best = max(speedups, key=speedups.get)
         return {"drafts": best, "speedup": round(speedups[best], 4)}
@@ -150,7 +166,8 @@ def verdict(summary: dict, trials: dict[str, list[dict]]) -> dict:
     length, speedups = summary["acceptance_length"][engine], summary["speedup"][engine]
     concurrency = max(speedups, key=lambda c: speedups[c])
     speedup, ratio = speedups[concurrency], summary["cost_ratio"][engine][concurrency]
-    cost = Cost.of(trials[engine], Acceptance.of(trials[engine]))
+    own = [t for t in trials[engine] if t.get("concurrency", 1) == int(concurrency)]
+    cost = Cost.of(own, Acceptance.of(own))
     faster = speedup > 1
     words = (
         f"A step with the draft takes {ratio:.2f} times one without, so an acceptance length of {ratio:.2f} breaks "

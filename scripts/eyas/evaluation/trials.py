@@ -13,7 +13,7 @@ import orjson
 import torch
 import xxhash
 
-from eyas.config import Evaluation, Generation, Target
+from eyas.config import Evaluation, Target
 from eyas.eagle3.checkpoint import WEIGHTS, check_export, load_draft
 from eyas.eagle3.propose import Proposer
 from eyas.errors import EyasError
@@ -25,10 +25,6 @@ from eyas.progress import Progress
 from eyas.records import whole_file
 from eyas.target.engine import identity_of
 from eyas.window import fingerprint
-
-
-def sampling_of(evaluation: Evaluation) -> Generation:
-    return Generation(temperature=evaluation.temperature, max_new_tokens=evaluation.max_new_tokens, top_p=1)
 
 
 def trial_key(settings: dict, draft: Path) -> str:
@@ -73,11 +69,10 @@ def walk_trial(model: str, draft: Path, embeddings: torch.Tensor, evaluation: Ev
     target = CachedTarget(model, trained.config.aux_layers)
     trained.to(target.device)
     proposer = Proposer(trained, target.context + evaluation.chain)
-    sampling = sampling_of(evaluation)
 
     def trial(prompt: Asked) -> dict:
-        found = walk(target, proposer, prompt.input_ids, prompt.id, sampling, evaluation.chain)
-        alone, seconds = answer_alone(target, prompt.input_ids, prompt.id, sampling)
+        found = walk(target, proposer, prompt.input_ids, prompt.id, evaluation.sampling, evaluation.chain)
+        alone, seconds = answer_alone(target, prompt.input_ids, prompt.id, evaluation.sampling)
         return {
             "output_ids": found.output_ids,
             "accepted": found.accepted,

@@ -69,8 +69,7 @@ def open_engine(
             torch.set_num_threads(threads)
         yield Embedded(target.model, layers=capturing.layers if capturing else None)
         return
-    from eyas.target.server import WarmServer
-    from eyas.target.sglang import RunningServer, SglangEngine, probe
+    from eyas.target.sglang import RunningServer, SglangEngine
 
     sglang = target.sglang
     folder = state / socket.gethostname()  # keeper and clients meet by locks and signals: one host
@@ -88,10 +87,38 @@ def open_engine(
         refuse_flags(capturing.flags, "capture.flags")
         tickets.mkdir(parents=True, exist_ok=True)
         target = capturing_target(target, capturing, tickets)
-        sglang = target.sglang
         ask_flags(target, state / "capture")
+    with _warm_server(target, folder) as server:
+        yield SglangEngine(server, tickets)
+
+
+@contextmanager
+def open_drafting(target: Target, state: Path, draft: Path | None, chain: int, flags: dict) -> Iterator:
+    """A server of the target that speculates with the draft of a folder, or (None) one that does not; with its url.
+
+    flags: see drafting_target; they are those of the server without a draft, too, but for what speculates.
+    """
+    if target.sglang.url is not None:
+        raise EyasError(
+            "target.sglang.url: a server that runs already has no draft: leave url out, and eyas starts one"
+        )
+    check_flags(target, state)
+    drafting = drafting_target(target, (draft or Path("draft")).absolute(), chain, flags)
+    if draft is None:
+        plain = {k: v for k, v in drafting.sglang.flags.items() if not k.startswith("speculative")}
+        drafting = target.model_copy(update={"sglang": target.sglang.model_copy(update={"flags": plain})})
+    ask_flags(drafting, state / ("plain" if draft is None else "drafting"))
+    with _warm_server(drafting, state / socket.gethostname()) as server:
+        yield server
+
+
+def _warm_server(target: Target, folder: Path):
+    from eyas.target.server import WarmServer
+    from eyas.target.sglang import probe
+
+    sglang = target.sglang
     deciding = sglang.model_dump(mode="json", include={"python", "version", "flags", "env", "gpus"})
-    with WarmServer(
+    return WarmServer(
         command=command(target),
         env=sglang.env,
         gpus=sglang.gpus,
@@ -102,8 +129,7 @@ def open_engine(
         idle_s=sglang.idle_s,
         restarts=sglang.restarts,
         restart_window_s=sglang.restart_window_s,
-    ) as server:
-        yield SglangEngine(server, tickets)
+    )
 
 
 def capturing_target(target: Target, capturing: Capturing, tickets: Path) -> Target:
