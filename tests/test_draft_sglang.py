@@ -14,19 +14,25 @@ from safetensors.torch import load_file, save_file
 
 from conftest import ROOT, SMOLLM2_GGUF
 from eyas.capture import capture_shard
-from eyas.config import Generation, load
+from eyas.config import Evaluation, Generation, Sglang, Target, load
 from eyas.corpus import build_corpus
 from eyas.deployment import CHECK
 from eyas.eagle3.checkpoint import check_export
 from eyas.eagle3.train import Folders, train
 from eyas.errors import EyasError
+from eyas.evaluation.acceptance import Acceptance
+from eyas.evaluation.prompts import Asked
+from eyas.evaluation.served import try_served
+from eyas.evaluation.summary import summarize
+from eyas.evaluation.trials import walk_trial
 from eyas.records import write_json
 from eyas.states import shard_path
 from eyas.target.embedded import Embedded
 from eyas.target.engine import Request
 from eyas.target.head import Head, extract_head
+from eyas.target.launch import open_drafting
 from eyas.vocabulary import build_vocabulary
-from sglang_server import SglangCpu, require_sglang_cpu, shared_model
+from sglang_server import PYTHON, SglangCpu, cpu_env, cpu_flags, require_sglang_cpu, shared_model
 from test_capture import opened, settings_for, target_of
 from test_corpus import SETTINGS, record, write
 
@@ -82,11 +88,13 @@ def trained(model, smollm2, tmp_path_factory):
     return folder / "draft", prompts[PROMPTS:]
 
 
+BACKENDS = ("prefill-attention-backend", "decode-attention-backend", "speculative-draft-attention-backend")
+
+
 def served(model, draft, algorithm="EAGLE3"):
     """Flags of a server that speculates three tokens ahead."""
-    backends = ("prefill-attention-backend", "decode-attention-backend", "speculative-draft-attention-backend")
     return {
-        **{"attention-backend": None, **dict.fromkeys(backends, "intel_amx"), "max-running-requests": 4},
+        **{"attention-backend": None, **dict.fromkeys(BACKENDS, "intel_amx"), "max-running-requests": 4},
         **{"speculative-algorithm": algorithm, "speculative-draft-model-path": str(draft)},
         **{"speculative-num-steps": 3, "speculative-eagle-topk": 1, "speculative-num-draft-tokens": 4},
     }
@@ -165,6 +173,37 @@ def test_a_tensor_that_is_missing_is_caught_and_would_cost_acceptance(model, tra
     with pytest.raises(EyasError, match=rf"{name}: missing; SGLang would serve without it and accept nothing"):
         check_export(damaged)
     assert gain(answered(model, damaged, prompts[:4], tmp_path)) < 0.6 * gain(sound[:4])
+
+
+def test_the_reference_and_sglang_accept_alike(model, trained, tmp_path):
+    """Over prompts whose greedy answers agree: the engines differ by rounding, so some answers part at a tie."""
+    draft, prompts = trained
+    asked = [Asked(f"p{k}", "A", ids) for k, ids in enumerate(prompts)]
+    flags = {"attention-backend": False, **dict.fromkeys(BACKENDS, "intel_amx")}
+    wanted = {"max_new_tokens": TOKENS, "concurrency": (1, 4), "flags": flags}
+    evaluation = Evaluation.model_validate(wanted)
+    sglang = Sglang(python=str(PYTHON), flags=cpu_flags(), env=cpu_env(), gpus=0, idle_s=0)
+    changes = {"engine": "sglang", "model": str(model), "weights": None, "sglang": sglang}
+    target = Target.model_validate({**CONFIG.target.model_dump(), **changes})
+
+    def open_server(with_draft):
+        return open_drafting(target, tmp_path, draft if with_draft else None, evaluation.chain, evaluation.flags)
+
+    lines, speed = try_served(asked, evaluation, open_server)
+    trial = walk_trial(str(model), draft, Head.load(draft.parent / "head.safetensors").embed_tokens, evaluation)
+    walked = {p.id: {"id": p.id, "dataset": "A", **trial(p)} for p in asked}
+    four = [line for line in lines if line["concurrency"] == 4]
+    assert len(four) == len(asked) and {line["concurrency"] for line in lines} == {1, 4}
+    alike = [line for line in four if line["output_ids"] == walked[line["id"]]["output_ids"]]
+    assert len(alike) >= 2
+    lengths = [Acceptance.of(own).length for own in (alike, [walked[line["id"]] for line in alike])]
+    assert lengths[0] > 1.1 and abs(lengths[0] - lengths[1]) < 0.05, lengths
+    for line in lines:  # SGLang counts what the answer holds, up to what the last verification gave too many
+        given = sum(n * (k + 1) for k, n in enumerate(line["accepted"]))
+        assert 0 <= given - (len(line["output_ids"]) - 1) <= evaluation.chain
+    summary = summarize(evaluation, {"sglang": lines}, draft)
+    assert set(summary["speedup"]["sglang"]) == {"1", "4"} and summary["verdict"]["engine"] == "sglang"
+    assert all(rates["tokens_per_s"] > 0 for at in speed.values() for rates in at.values())
 
 
 def test_the_wrong_flag_costs_acceptance_in_silence(model, trained, sound, tmp_path):

@@ -37,9 +37,7 @@ def try_served(
     for with_draft in (True, False):
         with open_server(with_draft) as server:
             found[with_draft] = {}
-            asyncio.run(
-                _ask_all(server.url, prompts[:1], evaluation.sampling, 1)
-            )  # what a first answer costs is not measured
+            asyncio.run(_ask_all(server.url, prompts[:1], evaluation.sampling, 1))  # the first answer is slow
             for c, asked in passes.items():
                 started = time.perf_counter()
                 answers = asyncio.run(_ask_all(server.url, asked, evaluation.sampling, c))
@@ -101,8 +99,8 @@ async def _answer(session, url: str, prompt: Asked, sampling: Generation) -> dic
         return {"output_ids": said["output_ids"], "meta": said["meta_info"], "first_s": first, "seconds": seconds}
     except (TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
         raise EyasError(
-            f"prompt {prompt.id} of {prompt.dataset}: the server did not answer ({type(error).__name__}: {error}): look "
-            "at its log in state/server/, and run again"
+            f"prompt {prompt.id} of {prompt.dataset}: the server did not answer ({type(error).__name__}: {error}): "
+            "look at its log in state/server/, and run again"
         ) from None
 
 

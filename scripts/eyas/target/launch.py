@@ -99,9 +99,7 @@ def open_drafting(target: Target, state: Path, draft: Path | None, chain: int, f
     flags: see drafting_target; they are those of the server without a draft, too, but for what speculates.
     """
     if target.sglang.url is not None:
-        raise EyasError(
-            "target.sglang.url: a server that runs already has no draft: leave url out, and eyas starts one"
-        )
+        raise EyasError("target.sglang.url: a server that runs already has no draft: leave url out, eyas starts one")
     check_flags(target, state)
     drafting = drafting_target(target, (draft or Path("draft")).absolute(), chain, flags)
     if draft is None:
