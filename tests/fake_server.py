@@ -30,6 +30,12 @@ def answer(input_ids: list[int], max_new_tokens: int) -> tuple[list[int], str]:
     return (whole, "stop") if len(whole) <= max_new_tokens else (whole[:max_new_tokens], "length")
 
 
+def speculation(tokens: int, drafts: int) -> dict:
+    """What meta_info tells of a draft: its first token is right at each step, the second never."""
+    verified = -(-(tokens - 1) // 2)
+    return {"spec_verify_ct": verified, "spec_correct_drafts_histogram": [0, verified, *[0] * (drafts - 1)]}
+
+
 def ask(url: str, path: str = "/generate", body: dict | None = None, timeout_s: float = 5) -> dict:
     """One request to a fake server (a POST when there is a body); OSError when it fails."""
     from urllib.request import Request, urlopen
@@ -90,13 +96,16 @@ class Server:
                     self.in_flight -= 1
                 if status == 0:  # drop
                     return
-                if not isinstance(content, bytes):
-                    content = json.dumps(content).encode()
+                parts = content if isinstance(content, list) else [content]
+                parts = [part if isinstance(part, bytes) else json.dumps(part).encode() for part in parts]
                 writer.write(
-                    b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s"
-                    % (status, REASONS.get(status, "Error").encode(), len(content), content)
+                    b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+                    % (status, REASONS.get(status, "Error").encode(), sum(map(len, parts)))
                 )
-                await writer.drain()
+                for part in parts:
+                    writer.write(part)
+                    await writer.drain()
+                    await asyncio.sleep(0.002 * (len(parts) > 1))
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
@@ -162,7 +171,13 @@ class Server:
             "completion_tokens": len(output_ids),
             "cached_tokens": 0,
         }
-        return 200, {"text": "", "output_ids": output_ids, "meta_info": meta}
+        if drafts := getattr(self.options, "drafts", None):
+            meta |= speculation(len(output_ids), drafts)
+        answered = {"text": "", "output_ids": output_ids, "meta_info": meta}
+        if body.get("stream"):
+            started = {**answered, "output_ids": output_ids[:1]}
+            return 200, [b"data: %s\n\n" % json.dumps(part).encode() for part in (started, answered)]
+        return 200, answered
 
     def take(self, fault):
         if self.fault.get(fault, 0) > 0:

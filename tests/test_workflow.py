@@ -79,7 +79,8 @@ def test_one_lost_output_rebuilds_that_dataset_and_no_other(workflow, how):
     rules = ("prepare_prompts", "generate_responses", "describe_prepared", "describe_responses")
     plan = {**{rule: ["B5_openthoughts"] for rule in rules}, "capture_states": [""] * 3}
     once = ("build_corpus", "build_vocabulary", "describe_corpus", "train_draft", "describe_training", "tally_records")
-    plan |= {rule: [""] for rule in once}
+    judged = ("evaluate_sglang", "summarize_evaluation", "describe_evaluation", "deploy_draft")
+    plan |= {rule: [""] for rule in (*once, *judged)}
     assert workflow.planned("all") == plan
     if how != "deleted":
         assert "holds-no-record" in workflow.run("-n", "all")

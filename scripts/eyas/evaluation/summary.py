@@ -81,6 +81,8 @@ class Cost:
     def of(cls, trials: list[dict], acceptance: Acceptance) -> "Cost":
         """trials: lines with seconds, alone_seconds, and chain_seconds where it is known."""
         steps, plain = acceptance.verifications, sum(len(t["alone_ids"]) - 1 for t in trials)
+        if not (sum(t["seconds"] for t in trials) > 0 and sum(t["alone_seconds"] for t in trials) > 0):
+            raise EyasError("evaluation: no time passed between the tokens of any answer: they came all at once")
         return cls(
             sum(t["seconds"] for t in trials) / steps,
             sum(t.get("chain_seconds", 0.0) for t in trials) / steps,

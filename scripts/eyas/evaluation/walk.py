@@ -78,7 +78,7 @@ class CachedTarget:
     def forget(self, length: int) -> None:
         """Go back to so many tokens."""
         if length < self.length:
-            self.cache.crop(length)
+            self.cache.crop(length - self.length)  # negative: so many tokens less
             self.length = length
 
 

@@ -9,4 +9,5 @@ if __name__ == "__main__":
     ServerArgs.add_cli_args(parser)
     options = parser.parse_args()
     options.model = options.model_path
+    options.drafts = options.speculative_num_steps if options.speculative_draft_model_path else None
     fake_server.run(options)

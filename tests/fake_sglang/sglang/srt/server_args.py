@@ -25,4 +25,8 @@ class ServerArgs:
         parser.add_argument("--enable-return-aux-hidden-states", action="store_true")
         parser.add_argument("--return-aux-hidden-state-layer-ids", type=int, nargs="+")
         parser.add_argument("--speculative-algorithm")
+        parser.add_argument("--speculative-draft-model-path")
+        parser.add_argument("--speculative-num-steps", type=int)
+        parser.add_argument("--speculative-eagle-topk", type=int)
+        parser.add_argument("--speculative-num-draft-tokens", type=int)
         fake_server.add_options(parser)
