@@ -41,8 +41,8 @@ rule evaluate_sglang:
         config="draft/config.json",
         model=TARGET_MODEL,
     output:
-        ensure("evaluation/sglang.jsonl", non_empty=True),
-        "evaluation/speed.json",
+        trials=ensure("evaluation/sglang.jsonl", non_empty=True),
+        speed="evaluation/speed.json",
     log:
         "logs/evaluate_sglang.log",
     benchmark:
@@ -56,7 +56,7 @@ rule evaluate_sglang:
         settings=evaluate_settings,
     shell:
         "python $SCRIPTS/evaluate_sglang.py --corpus {input.corpus:q} --settings {params.settings:q} "
-        "--out {output[0]:q} --speed {output[1]:q} &> {log:q}"
+        "--out {output.trials:q} --speed {output.speed:q} &> {log:q}"
 
 
 rule summarize_evaluation:
