@@ -288,8 +288,8 @@ def corpus(rounds: int, quick: bool) -> tuple[list[Row], dict]:
 
 def states(rounds: int, quick: bool) -> tuple[list[Row], dict]:
     """Writing a shard beside a plain save; capturing through real SGLang beside the same server's prefill alone."""
-    from eyas.capture import Shape, layers_of
     from eyas.config import load
+    from eyas.layers import Shape, layers_of
     from eyas.target.launch import Capturing, capturing_target
     from sglang_server import PYTHON, SglangCpu, cpu_env
 

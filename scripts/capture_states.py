@@ -11,9 +11,10 @@ import os
 from functools import partial
 from pathlib import Path
 
-from eyas.capture import Shape, capture_shard, layers_of
+from eyas.capture import capture_shard
 from eyas.config import Capture, Target, load
 from eyas.errors import run_command
+from eyas.layers import Shape, layers_of
 from eyas.progress import log_to_stderr
 from eyas.states import shard_path
 from eyas.target.head import Head

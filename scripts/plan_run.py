@@ -9,9 +9,9 @@ import argparse
 import json
 from pathlib import Path
 
-from eyas.capture import Shape
 from eyas.config import load, parse
 from eyas.errors import run_command
+from eyas.layers import Shape
 from eyas.plan import as_text, plan
 from eyas.progress import log_to_stderr
 

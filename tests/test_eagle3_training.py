@@ -271,7 +271,7 @@ def test_a_draft_is_trained_further(run, tmp_path):
     warm = again.train(draft={"warm_start": str(run.folder / "draft")}, lr=1e-6, epochs=1)
     assert warm[1][0] < 0.8 * run.losses()[1][0], "it starts where the other ended"
     for change, said in (
-        ({"layers": "3,4,6"}, r"eagle_aux_hidden_state_layer_ids: expected \[3, 4, 6\]"),
+        ({"layers": "3,4,6"}, r"layers: expected \[3, 4, 6\]"),
         ({}, "has another vocabulary than draft_vocab/"),
     ):
         for split, count in (("train", 2), ("heldout", 1)):

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -39,45 +38,6 @@ from eyas.target.head import Head
 
 FAILURES_SHOWN = 3
 JUDGED_TOGETHER = 16 * POSITIONS  # positions: lm_head is read once for all of them
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What the target's config.json says of it."""
-
-    layers: int
-    hidden: int
-    architecture: str
-
-    @classmethod
-    def of(cls, *folders: Path) -> "Shape":
-        """From the first folder that has a config.json; a text model nested in it (text_config) counts."""
-        for folder in folders:
-            path = folder / "config.json"
-            if not path.is_file():
-                continue
-            try:
-                config = orjson.loads(path.read_bytes())
-                text = config.get("text_config") or config
-                return cls(text["num_hidden_layers"], text["hidden_size"], (config.get("architectures") or [""])[0])
-            except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-                raise EyasError(f"{path}: not a model's config.json ({error!r})") from None
-        raise EyasError(
-            f"{' and '.join(map(str, folders))}: no config.json: it says how many layers the target has and how wide "
-            "they are: add config.json to target.tokenizer.files"
-        )
-
-
-def layers_of(shape: Shape, explicit: tuple[int, int, int] | None) -> tuple[int, int, int]:
-    """Low, mid, high, as indexes into Hugging Face's output_hidden_states: state i is what layer i reads."""
-    n = shape.layers
-    layers = tuple(explicit) if explicit else (2, n // 2, n - 3)
-    if not 0 < layers[0] < layers[1] < layers[2] < n:
-        raise EyasError(
-            f"capture.layers: {list(layers)} of a target with {n} layers: expected three that go up, each above 0 and "
-            f"below {n}: set capture.layers"
-        )
-    return layers
 
 
 def capture_shard(

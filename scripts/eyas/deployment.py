@@ -110,6 +110,7 @@ def model_card(summary: dict, stats: dict, training: dict, target: Target, licen
 
 Served with SGLang's `--speculative-algorithm {ALGORITHM}`, it proposes tokens that {target.name} checks: the
 answers stay the target's own. Any other algorithm accepts nothing, without an error.
+config.json numbers the target's layers as SGLang does for this target; other servers may count otherwise.
 
 {verdict["sentence"]} Measured with {ENGINES[verdict["engine"]]}, on held-out prompts, answers of at most
 {summary["settings"]["evaluate"]["max_new_tokens"]} tokens, temperature {summary["temperature"]}. The target's own token

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from eyas.eagle3.model import Draft, DraftConfig
 from eyas.errors import EyasError
+from eyas.layers import layers_of_ids
 from eyas.records import whole_file
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -127,19 +128,20 @@ def load_draft(
     vocab_size: int | None = None,
     target_hidden_size: int | None = None,
     aux_layers: tuple[int, ...] | None = None,
+    architecture: str = "",
 ) -> Draft:
     """A draft to train on from a folder in SGLang's form; fp32 masters, aux scale 1.
 
     embeddings [vocab, hidden]: the target's, which take the place of the folder's; needed where it has none.
     vocab_size, target_hidden_size, aux_layers: what the target and the states have, when known; EyasError where the
-    draft was made for others.
+    draft was made for others. architecture: of the target, which decides what the layers are called.
     """
     folder = Path(folder)
     config = load_config(folder)
     for key, expected, found in (
         ("vocab_size", vocab_size, config.vocab_size),
         ("target_hidden_size", target_hidden_size, config.aux_size),
-        ("eagle_aux_hidden_state_layer_ids", aux_layers and list(aux_layers), list(config.aux_layers)),
+        ("layers", aux_layers and list(aux_layers), list(layers_of_ids(config.aux_layers, architecture))),
     ):
         if expected is not None and expected != found:
             raise EyasError(

@@ -28,7 +28,8 @@ class DraftConfig:
     """Sizes and settings of a draft; `to_json` is its config.json. Frozen: what is trained is what is exported.
 
     rope_scaling: as in a Llama config.json (`rope_type` or `type`: default, linear, llama3, yarn), or None.
-    aux_layers: ids of the target's layers whose inputs are the aux states, low to high.
+    aux_layers: ids of the target's layers whose inputs are the aux states, low to high, as SGLang has them for this
+    target (layers.sglang_ids).
     fc_norm: an RMS norm of each aux state before fc (EAGLE-3.1).
     """
 

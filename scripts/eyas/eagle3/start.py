@@ -16,6 +16,7 @@ from eyas.eagle3.supervision import SUPERVISION, Objective
 from eyas.encoding import decode
 from eyas.errors import EyasError
 from eyas.hub import model_file
+from eyas.layers import architecture_of, sglang_ids
 from eyas.target.head import Head
 
 SCALED_BY = 1 << 16  # tokens that the size of the aux states is taken from
@@ -52,7 +53,10 @@ def read_map(path: Path, head: Head, tokenizer: str) -> tuple[torch.Tensor, torc
 
 
 def draft_config(target: dict, model: DraftModel, layers: Sequence[int], vocabulary: int, kept: int) -> DraftConfig:
-    """A draft in the target's image. target: its config.json; vocabulary: rows of its lm_head; kept: the draft's."""
+    """A draft in the target's image.
+
+    target: its config.json; layers: that the states are of; vocabulary: rows of its lm_head; kept: the draft's.
+    """
     text = target.get("text_config") or target
     own = model.model_dump(
         exclude={"warm_start", "warm_start_revision", "fc_norm", "rope_theta", "rope_scaling"}, exclude_none=True
@@ -73,7 +77,7 @@ def draft_config(target: dict, model: DraftModel, layers: Sequence[int], vocabul
         "draft_vocab_size": kept,
         "fc_norm": model.fc_norm,
         "architectures": [ARCHITECTURE],
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(layers)},
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(sglang_ids(layers, architecture_of(target)))},
     }
     if model.rope_theta is not None or model.rope_scaling is not None:
         wanted["rope_theta"] = model.rope_theta or _theta(text)
@@ -113,7 +117,7 @@ def open_draft(
             "targets: capture them again"
         )
     if model.warm_start is not None:
-        draft = _warm(model, head, shards, d2t, t2d)
+        draft = _warm(model, target, head, shards, d2t, t2d)
     else:
         config = draft_config(target, model, shards.layers, head.vocabulary, len(d2t))
         draft = Draft.from_target(config, head.embed_tokens, head.lm_head, d2t, t2d, training.seed)
@@ -122,7 +126,7 @@ def open_draft(
     return draft
 
 
-def _warm(model: DraftModel, head: Head, shards: Shards, d2t: torch.Tensor, t2d: torch.Tensor) -> Draft:
+def _warm(model: DraftModel, target: dict, head: Head, shards: Shards, d2t: torch.Tensor, t2d: torch.Tensor) -> Draft:
     files = [
         model_file(model.warm_start, name, model.warm_start_revision, "draft.warm_start") for name in (WEIGHTS, CONFIG)
     ]
@@ -132,6 +136,7 @@ def _warm(model: DraftModel, head: Head, shards: Shards, d2t: torch.Tensor, t2d:
         vocab_size=head.vocabulary,
         target_hidden_size=shards.hidden,
         aux_layers=shards.layers,
+        architecture=architecture_of(target),
     )
     if not (torch.equal(draft.d2t.cpu(), d2t) and torch.equal(draft.t2d.cpu(), t2d)):
         raise EyasError(

@@ -43,7 +43,7 @@ def _causes(draft: Path, simulated: float | None, algorithm: str | None) -> Iter
     yield "lm_head was not trained, or is another's", _head(draft)
     yield (
         "the layers' states come in another order, or from a neighbouring layer",
-        (f"{CONFIG} says {list(config.aux_layers)}: compare with `layers` in the shards' metadata"),
+        (f"{CONFIG} says {list(config.aux_layers)}, as SGLang numbers them: compare with `layers` of the shards"),
     )
     yield (
         "the prompts are not what the target serves (chat template, tokenizer)",

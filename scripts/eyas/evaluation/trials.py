@@ -12,6 +12,7 @@ from pathlib import Path
 import orjson
 import torch
 import xxhash
+from transformers import AutoConfig
 
 from eyas.config import Evaluation, Target
 from eyas.eagle3.checkpoint import WEIGHTS, check_export, load_draft
@@ -21,6 +22,7 @@ from eyas.evaluation.acceptance import Acceptance
 from eyas.evaluation.prompts import Asked
 from eyas.evaluation.walk import CachedTarget, answer_alone, walk
 from eyas.journal import Journal
+from eyas.layers import layers_of_ids
 from eyas.progress import Progress
 from eyas.records import whole_file
 from eyas.target.engine import identity_of
@@ -66,7 +68,8 @@ def walk_trial(model: str, draft: Path, embeddings: torch.Tensor, evaluation: Ev
     """The reference engine with the draft of a folder; embeddings [vocabulary, H]: the target's."""
     check_export(draft)
     trained = load_draft(draft, embeddings).requires_grad_(False)
-    target = CachedTarget(model, trained.config.aux_layers)
+    architecture = (AutoConfig.from_pretrained(model).architectures or [""])[0]
+    target = CachedTarget(model, layers_of_ids(trained.config.aux_layers, architecture))
     trained.to(target.device)
     proposer = Proposer(trained, target.context + evaluation.chain)
 

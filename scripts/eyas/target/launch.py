@@ -12,6 +12,7 @@ from pathlib import Path
 
 from eyas.config import Sglang, Target
 from eyas.errors import EyasError
+from eyas.layers import sglang_ids
 from eyas.target.engine import Engine
 
 # Run by the server's own interpreter: its version, and what its own parser says of the flags.
@@ -186,18 +187,8 @@ def drafting_target(target: Target, draft: Path, chain: int, flags: dict) -> Tar
 
 
 def layer_flags(capturing: Capturing) -> list[str] | None:
-    """The ids that make SGLang 0.5.23 capture these layers; None: its own choice is these.
-
-    The same tensors have different numbers there: Llama and most others add 1 to each id; DeepSeek-V2's module, which
-    Kimi's is, adds 1 only when the first id is 1 (set_eagle3_layers_to_capture in its models/llama.py, deepseek_v2.py).
-    """
-    if capturing.default:
-        return None
-    if capturing.architecture.startswith(("Deepseek", "Kimi")):
-        if capturing.layers[0] == 1:
-            raise EyasError("capture.layers: SGLang cannot capture layer 1 of this target: start at 2 or above")
-        return [str(layer) for layer in capturing.layers]
-    return [str(layer - 1) for layer in capturing.layers]
+    """The ids that make SGLang capture these layers; None: its own choice is these."""
+    return None if capturing.default else [str(i) for i in sglang_ids(capturing.layers, capturing.architecture)]
 
 
 def command(target: Target) -> list[str]:
