@@ -177,7 +177,11 @@ def test_the_page_tells_the_verdict_and_the_findings(folder, tmp_path):
     path.write_text(json.dumps({**summary, "settings": {"evaluate": {"chain": 2}}}))
     page = describe_evaluation(path)
     assert summary["verdict"]["sentence"].split(":")[0] in page and "the training simulated 1.75" in page
-    assert "B&lt;1&gt;" in page and "<svg" in page
+    assert "B&lt;1&gt;" in page and "<svg" in page and "break-even" not in page
+    lines = [{**trial(str(c), [10, 6, 4], scale=1 + c / 10), "concurrency": c} for c in (1, 4)]
+    several = summarize(Evaluation(chain=2), {"sglang": lines}, folder)
+    path.write_text(json.dumps({**several, "settings": {"evaluate": {"chain": 2}}}))
+    assert "break-even" in describe_evaluation(path) and set(several["cost_ratio"]["sglang"]) == {"1", "4"}
     shutil.copyfile(folder / "config.json", path)
     with pytest.raises(EyasError, match="summary.json: cannot be read"):
         describe_evaluation(path)

@@ -24,6 +24,7 @@ def describe_evaluation(path: Path) -> str:
         pages.section("Verdict", pages.tag("p", verdict["sentence"])),
         *(pages.notice(finding["text"]) for finding in summary["findings"]),
         _engines(summary),
+        _concurrency(summary),
         _positions(summary),
         _datasets(summary),
         _same(summary),
@@ -62,6 +63,20 @@ def _engines(summary: dict) -> Html:
         "from its own hits and is some 12 % below."
     )
     return pages.section("By engine", pages.table(heads, rows, numeric={1, 2, 3, 4, 5}), note=note)
+
+
+def _concurrency(summary: dict) -> Html:
+    lines = {
+        NAMES[engine]: sorted((int(c), speedup) for c, speedup in speedups.items())
+        for engine, speedups in summary["speedup"].items()
+        if len(speedups) > 1
+    }
+    if not lines:
+        return Html("")
+    ends = sorted({c for line in lines.values() for c, _ in line})
+    lines["break-even"] = [(ends[0], 1.0), (ends[-1], 1.0)]
+    picture = pages.line_chart_svg(lines, "answers at once", "speed over that without a draft")
+    return pages.section("Speedup by concurrency", picture)
 
 
 def _positions(summary: dict) -> Html:
