@@ -40,13 +40,15 @@ STATES = [
 DRAFT = [f"draft/{name}" for name in ("model.safetensors", "config.json", "metrics.jsonl", "training.json")]
 
 # The engines that the draft is tried with.
-TRIALS = [f"evaluation/{'sglang' if CONFIG.target.engine == 'sglang' else 'walk'}.jsonl"]
+SERVED_BY_SGLANG = CONFIG.target.engine == "sglang"
+TRIALS = ["evaluation/sglang.jsonl"] if SERVED_BY_SGLANG else []
+TRIALS += ["evaluation/walk.jsonl"] if CONFIG.evaluate.reference or not SERVED_BY_SGLANG else []
 EVALUATION = ["evaluation/summary.json", "reports/evaluation.html"]
 DEPLOYMENT = [f"deploy/{name}" for name in ("draft/model.safetensors", "launch_server.sh", "check")]
 
 # What the target's engine needs: converted weights (no file when the engine loads them itself), GPUs for its server.
 TARGET_MODEL = [f"{CONFIG.target.model}/manifest.json"] if CONFIG.target.weights is not None else []
-SERVED = CONFIG.target.engine == "sglang" and CONFIG.target.sglang.url is None
+SERVED = SERVED_BY_SGLANG and CONFIG.target.sglang.url is None
 TARGET_GPUS = CONFIG.target.sglang.gpus if SERVED else 0
 # With a window the training captures, too: side by side or in turns, as the host allows; the leases see to it.
 TRAIN_GPUS = max(CONFIG.train.gpus, 0 if CONFIG.capture.window is None else TARGET_GPUS)

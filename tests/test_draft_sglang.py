@@ -20,10 +20,9 @@ from eyas.deployment import CHECK
 from eyas.eagle3.checkpoint import check_export
 from eyas.eagle3.train import Folders, train
 from eyas.errors import EyasError
-from eyas.evaluation.acceptance import Acceptance
 from eyas.evaluation.prompts import Asked
 from eyas.evaluation.served import try_served
-from eyas.evaluation.summary import summarize
+from eyas.evaluation.summary import agreement, disagreement, summarize
 from eyas.evaluation.trials import walk_trial
 from eyas.records import write_json
 from eyas.states import shard_path
@@ -194,11 +193,10 @@ def test_the_reference_and_sglang_accept_alike(model, trained, tmp_path):
     walked = {p.id: {"id": p.id, "dataset": "A", **trial(p)} for p in asked}
     four = [line for line in lines if line["concurrency"] == 4]
     assert len(four) == len(asked) and {line["concurrency"] for line in lines} == {1, 4}
-    alike = [line for line in four if line["output_ids"] == walked[line["id"]]["output_ids"]]
-    assert len(alike) >= 2
-    pairs = [(line["accepted"], walked[line["id"]]["accepted"]) for line in alike]
-    lengths = [Acceptance.of(own).length for own in (alike, [walked[line["id"]] for line in alike])]
-    assert lengths[0] > 1.1 and abs(lengths[0] - lengths[1]) < 0.05, (lengths, pairs)
+    found = agreement(list(walked.values()), lines)
+    accepted = [(line["accepted"], walked[line["id"]]["accepted"]) for line in four]
+    assert found["answers"] >= 2 and found["it"] > 1.1, found
+    assert disagreement("sglang", found) == [], (found, accepted)
     for line in lines:  # SGLang counts what the answer holds, up to what the last verification gave too many
         given = sum(n * (k + 1) for k, n in enumerate(line["accepted"]))
         assert 0 <= given - (len(line["output_ids"]) - 1) <= evaluation.chain

@@ -102,6 +102,20 @@ def test_a_gap_to_what_the_training_simulated_is_a_finding(folder):
     assert finding["kind"] == "gap" and "the training simulated 1.75" in finding["text"]
 
 
+def test_engines_that_accept_differently_on_equal_answers_are_a_finding(folder):
+    """The reference needs 20 verifications for 35 tokens; the same answers in 22 are another draft's."""
+    walked = [trial("a", [10, 5, 5]), trial("b", [10, 5, 5]), trial("c", [1, 1, 1])]
+    ids = walked[0]["output_ids"]
+    alike = [{**trial(name, [10, 5, 5]), "concurrency": 2} for name in "ab"]
+    other = {**trial("c", [2, 2, 2]), "concurrency": 2}
+    found = summarize(Evaluation(chain=2), {"sglang": [*alike, other], "walk": walked}, folder)
+    assert found["agreement"] == {"sglang": {"answers": 2, "walk": 1.75, "it": 1.75}} and not found["findings"]
+    worse = [{**line, "accepted": [13, 5, 4], "output_ids": ids} for line in alike]
+    found = summarize(Evaluation(chain=2), {"sglang": worse, "walk": walked}, folder)
+    assert [f["kind"] for f in found["findings"]] == ["engines"]
+    assert "SGLang accepts 1.59 tokens a step, the reference 1.75, over 2 prompts" in found["findings"][0]["text"]
+
+
 def test_answers_that_part_are_counted_and_too_many_are_a_finding(folder):
     some = summary_of(folder, trial("a", [10, 6, 4], parted=3), trial("b", [10, 6, 4]))
     assert some["lossless"]["walk"] == {

@@ -310,6 +310,10 @@ class Evaluation(Strict):
     concurrency: tuple[int, ...] = Field(
         (1, 2, 4, 8, 16), min_length=1, description="Answers at once at which the speed is measured, on a server."
     )
+    reference: bool = Field(
+        False,
+        description="Beside SGLang, try the draft in one process, too: for targets that a machine without it can run.",
+    )
     max_gap: float = Field(
         0.3,
         gt=0,

@@ -15,6 +15,7 @@ from eyas.evaluation.acceptance import Acceptance
 from eyas.evaluation.causes import explain
 from eyas.evaluation.trials import by_dataset
 
+ENGINES_DIFFER = 0.05  # of an acceptance length, over prompts whose greedy answers agree
 ENGINES = {"walk": "the reference (transformers, in one process)", "sglang": "SGLang", "llamacpp": "llama.cpp"}
 
 
@@ -36,6 +37,7 @@ def summarize(evaluation: Evaluation, trials: dict[str, list[dict]], draft: Path
         "speedup": {},
         "best_chain": {},
         "lossless": {},
+        "agreement": {},
         "findings": [],
     }
     for engine, lines in trials.items():
@@ -62,6 +64,9 @@ def summarize(evaluation: Evaluation, trials: dict[str, list[dict]], draft: Path
                 summary[key].setdefault(engine, {})[at] = value
         summary["lossless"][engine] = same_answers(widest)
         summary["findings"] += findings(engine, of_all, simulated, summary["lossless"][engine], evaluation)
+    for engine in trials.keys() - {"walk"} if "walk" in trials else ():
+        summary["agreement"][engine] = found = agreement(trials["walk"], trials[engine])
+        summary["findings"] += disagreement(engine, found)
     summary["verdict"] = verdict(summary, trials)
     return summary
 
@@ -131,6 +136,35 @@ def same_answers(trials: list[dict]) -> dict:
         if shared is not None:
             parted.append({"id": trial["id"], "dataset": trial["dataset"], "after": shared, "of": len(b)})
     return {"answers": len(trials), "same": len(trials) - len(parted), "parted": parted}
+
+
+def agreement(reference: list[dict], trials: list[dict]) -> dict:
+    """{"answers", "walk", "it"}: acceptance lengths of the reference and of an engine over prompts both answer alike.
+
+    The same answer and the same draft give the same chains, so what differs is how the engine feeds the draft.
+    """
+    widest = max(concurrencies(trials))
+    walked = {t["id"]: t for t in reference}
+    alike = [
+        (walked[t["id"]], t)
+        for t in trials
+        if t.get("concurrency", 1) == widest and t["id"] in walked and walked[t["id"]]["output_ids"] == t["output_ids"]
+    ]
+    lengths = [Acceptance.of(own).length for own in zip(*alike, strict=True)] if alike else [None, None]
+    return {"answers": len(alike), "walk": lengths[0], "it": lengths[1]}
+
+
+def disagreement(engine: str, found: dict) -> list[dict]:
+    if found["walk"] is None or found["it"] is None or abs(found["walk"] - found["it"]) <= ENGINES_DIFFER:
+        return []
+    return [
+        {
+            "kind": "engines",
+            "text": f"{ENGINES[engine]} accepts {found['it']:.2f} tokens a step, the reference {found['walk']:.2f}, "
+            f"over {found['answers']} prompts that both answer alike: the engine feeds the draft something else than it was "
+            "trained on (a neighbouring layer, another order of the layers, another vocabulary's map)",
+        }
+    ]
 
 
 def findings(
