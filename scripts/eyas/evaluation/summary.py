@@ -161,7 +161,7 @@ def disagreement(engine: str, found: dict) -> list[dict]:
         {
             "kind": "engines",
             "text": f"{ENGINES[engine]} accepts {found['it']:.2f} tokens a step, the reference {found['walk']:.2f}, "
-            f"over {found['answers']} prompts that both answer alike: the engine feeds the draft something else than it "
+            f"over {found['answers']} prompts that both answer alike: it feeds the draft something else than it "
             "was trained on (a neighbouring layer, another order of the layers, another vocabulary's map)",
         }
     ]
