@@ -105,7 +105,7 @@ class Server:
                 for part in parts:
                     writer.write(part)
                     await writer.drain()
-                    await asyncio.sleep(0.002 * (len(parts) > 1))
+                    await asyncio.sleep(0.05 * (len(parts) > 1))
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
@@ -157,7 +157,7 @@ class Server:
         reason = {"type": kind, "matched": EOS} if kind == "stop" else {"type": kind, "length": len(output_ids)}
         self.answers += 1
         captured = capture(self.options.forward_hooks, body.get("rid"), ids)
-        if self.options.answered and ids != PROBE and not captured:
+        if self.options.answered and ids != PROBE and not captured and not body.get("stream"):
             with open(self.options.answered, "a") as file:
                 file.write(f"{hash(tuple(ids))}\n")
         limit = self.fault.get("exit_after")
@@ -216,7 +216,9 @@ def add_options(parser):
     parser.add_argument("--version", default="0.5.23")
     parser.add_argument("--context", type=int, default=4096, help="longer inputs are refused with 400")
     parser.add_argument("--starts", help="file that gets a line (pid, CUDA_VISIBLE_DEVICES) at each start")
-    parser.add_argument("--answered", help="file that gets a line (a hash of the prompt) at each answer but a probe's")
+    parser.add_argument(
+        "--answered", help="file that gets a line (a hash of the prompt) at each answer that is wanted whole"
+    )
     parser.add_argument("--delay-s", type=float, default=0, help="loading: seconds before it listens")
     parser.add_argument("--answer-s", type=float, default=0, help="seconds that each answer takes")
     parser.add_argument("--children", type=int, default=0, help="processes that it forks (see fork_children)")
