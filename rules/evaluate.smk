@@ -1,7 +1,7 @@
 """Does the draft make serving faster? evaluation/ from draft/ and the held-out samples of corpus/.
 
-Needs draft/, corpus/, target/head.safetensors and the target's weights. What was tried is kept in state/evaluation/,
-which no rule declares: a run that was killed goes on.
+Needs draft/, corpus/, target/head.safetensors and the target's weights. What the reference tried is kept in
+state/evaluation/, which no rule declares: a run that was killed goes on.
 """
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from eyas.config import Evaluation, Target, load
 from eyas.errors import run_command
 from eyas.evaluation.prompts import heldout_prompts
-from eyas.evaluation.trials import run_trials, trial_key, walk_trial
+from eyas.evaluation.trials import run_trials, trial_key
+from eyas.evaluation.walk import walk_trial
 from eyas.progress import log_to_stderr
 from eyas.target.head import Head
 

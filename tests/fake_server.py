@@ -78,6 +78,8 @@ def capture(hooks: list, rid: str | None, input_ids: list[int]) -> bool:
 class Server:
     def __init__(self, options):
         self.options = options
+        self.drafts = getattr(options, "drafts", None)  # of launch_server
+        self.speculative_algorithm = options.speculative_algorithm if self.drafts else None
         self.fault = {"exit_after": options.exit_after, "answer_s": options.answer_s}
         self.answers = self.in_flight = self.most = 0
 
@@ -127,7 +129,7 @@ class Server:
             return 200, {"model_path": self.options.model, "is_generation": True}
         if path == "/server_info":
             info = {"version": self.options.version, "model_path": self.options.model, "pid": os.getpid()}
-            return 200, {**info, "speculative_algorithm": self.options.speculates}
+            return 200, {**info, "speculative_algorithm": self.options.speculates or self.speculative_algorithm}
         if path == "/v1/models":
             return 200, {"data": [{"id": self.options.model, "max_model_len": self.options.context}]}
         if (method, path) != ("post", "/generate"):
@@ -171,8 +173,8 @@ class Server:
             "completion_tokens": len(output_ids),
             "cached_tokens": 0,
         }
-        if drafts := getattr(self.options, "drafts", None):
-            meta |= speculation(len(output_ids), drafts)
+        if self.drafts:
+            meta |= speculation(len(output_ids), self.drafts)
         answered = {"text": "", "output_ids": output_ids, "meta_info": meta}
         if body.get("stream"):
             started = {**answered, "output_ids": output_ids[:1]}

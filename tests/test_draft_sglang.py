@@ -23,7 +23,7 @@ from eyas.errors import EyasError
 from eyas.evaluation.prompts import Asked
 from eyas.evaluation.served import try_served
 from eyas.evaluation.summary import agreement, disagreement, summarize
-from eyas.evaluation.trials import walk_trial
+from eyas.evaluation.walk import walk_trial
 from eyas.records import write_json
 from eyas.states import shard_path
 from eyas.target.embedded import Embedded

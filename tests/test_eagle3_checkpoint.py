@@ -150,7 +150,7 @@ def test_weights_that_are_not_finite_are_not_published(exported):
     [
         ({"vocab_size": 25}, "config.json: vocab_size: expected 25, as the target has it, found 24"),
         ({"target_hidden_size": 13}, "config.json: target_hidden_size: expected 13"),
-        ({"aux_layers": (1, 2, 4)}, "layers: expected \\[1, 2, 4\\], as the target has it, found \\[2, 3, 5\\]"),
+        ({"layers": (1, 2, 4)}, "layers: expected \\[1, 2, 4\\], as the target has it, found \\[2, 3, 5\\]"),
     ],
 )
 def test_a_warm_start_of_another_target_is_refused(exported, known, message):
@@ -165,7 +165,7 @@ def test_a_warm_start_keeps_the_map_and_takes_other_projects_names(exported):
         folder,
         lambda t: [t.update({k.replace("midlayer.", "layers.0."): t.pop(k)}) for k in list(t) if "midlayer" in k],
     )
-    again = load_draft(folder, vocab_size=24, target_hidden_size=12, aux_layers=(2, 3, 5))
+    again = load_draft(folder, vocab_size=24, target_hidden_size=12, layers=(2, 3, 5))
     assert torch.equal(again.d2t, draft.d2t) and torch.equal(again.t2d, draft.t2d)
     assert torch.equal(again.midlayer.mlp.up_proj.weight, draft.midlayer.mlp.up_proj.weight.bfloat16().float())
     assert all(p.dtype == torch.float32 for p in again.trainable().values())

@@ -12,21 +12,19 @@ import shlex
 import shutil
 from pathlib import Path
 
-import orjson
 import yaml
 
 from eyas.config import Evaluation, Target
 from eyas.eagle3.checkpoint import CONFIG, WEIGHTS, check_export
-from eyas.errors import EyasError
+from eyas.evaluation import ENGINES
 from eyas.evaluation.prompts import heldout_prompts, in_turns
-from eyas.records import whole_file, write_json
+from eyas.records import read_json, whole_file, write_json
 from eyas.target.launch import ALGORITHM, arguments, drafting_target
 
 CHECKED_PROMPTS = 8
 FLOOR = 0.8  # of the gain that was measured: less fails the check
 CHECK = Path(__file__).with_name("deployment_check.py")
 DRAFT = '"$here/draft"'
-ENGINES = {"walk": "the reference engine (transformers)", "sglang": "SGLang"}
 
 
 def deploy(settings: dict, draft: Path, evaluation: Path, corpus: Path, licenses: dict[str, str], out: Path) -> None:
@@ -34,7 +32,7 @@ def deploy(settings: dict, draft: Path, evaluation: Path, corpus: Path, licenses
 
     licenses: of the datasets, by name.
     """
-    summary, stats = _json(evaluation), _json(corpus / "stats.json")
+    summary, stats = read_json(evaluation), read_json(corpus / "stats.json")
     asked, target = Evaluation.model_validate(settings["evaluate"]), Target.model_validate(settings["target"])
     check_export(draft)
     (out / "draft").mkdir(parents=True, exist_ok=True)
@@ -43,7 +41,7 @@ def deploy(settings: dict, draft: Path, evaluation: Path, corpus: Path, licenses
             shutil.copyfileobj(original, copy)
     check_export(out / "draft")
     with whole_file(out / "draft/README.md") as file:
-        file.write(model_card(summary, stats, _json(draft / "training.json"), target, licenses).encode())
+        file.write(model_card(summary, stats, read_json(draft / "training.json"), target, licenses).encode())
     prompts = heldout_prompts(corpus / "heldout.parquet", CHECKED_PROMPTS, asked.max_prompt_tokens)
     length = summary["verdict"]["acceptance_length"]
     write_json(
@@ -72,6 +70,7 @@ def launch_script(target: Target, evaluation: Evaluation, summary: dict) -> str:
         served = target.sglang
         words = f"# WITHOUT the draft, which would make serving slower. {measured}"
     flags = " ".join(shlex.quote(a) for a in arguments(served)).replace("@draft@", DRAFT)
+    model = str(Path(target.model).absolute()) if Path(target.model).is_dir() else target.model
     env = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in served.env.items())
     return (
         "#!/usr/bin/env bash\n"
@@ -80,7 +79,7 @@ def launch_script(target: Target, evaluation: Evaluation, summary: dict) -> str:
         "set -euo pipefail\n"
         'here=$(cd "$(dirname "$0")" && pwd)\n'
         f"{env}"
-        f'exec "${{PYTHON:-{served.python}}}" -m sglang.launch_server --model-path {shlex.quote(target.model)} '
+        f'exec "${{PYTHON:-{served.python}}}" -m sglang.launch_server --model-path {shlex.quote(model)} '
         f'--host "${{HOST:-127.0.0.1}}" --port "${{PORT:-30000}}" {flags} "$@"\n'
     )
 
@@ -133,10 +132,3 @@ counts in the acceptance length.
 {training["steps"]:,} steps over {training["tokens"]:,} tokens: {train["steps"]} steps of the training-time test, loss
 {train["loss"]}, {train["optimizer"]}, seed {train["seed"]}.
 """
-
-
-def _json(path: Path) -> dict:
-    try:
-        return orjson.loads(path.read_bytes())
-    except (OSError, orjson.JSONDecodeError) as error:
-        raise EyasError(f"{path}: cannot be read ({error}): run `snakemake --force {path}`") from None

@@ -2,17 +2,16 @@
 
 from pathlib import Path
 
-import orjson
-
 from eyas import pages
 from eyas.errors import EyasError
 from eyas.pages import Html
+from eyas.records import read_json
 
 
 def describe_corpus(corpus: Path, vocabulary: Path, states: list[Path]) -> str:
     """corpus: stats.json; vocabulary: coverage.json; states: the statistics of each captured shard, maybe none."""
-    stats, coverage = _read(corpus), _read(vocabulary)
-    shards = [_read(path) for path in states]
+    stats, coverage = read_json(corpus), read_json(vocabulary)
+    shards = [read_json(path) for path in states]
     _agree(states, shards)
     return pages.page(
         "Corpus, draft vocabulary, hidden states",
@@ -35,13 +34,6 @@ def _agree(paths: list[Path], shards: list[dict]) -> None:
                     f"{path}: {key} is {found!r}, expected {expected!r} as in {paths[0]}: the older of the two was "
                     f"captured under other settings: run `snakemake --force {path.with_suffix('.safetensors')}`"
                 )
-
-
-def _read(path: Path) -> dict:
-    try:
-        return orjson.loads(path.read_bytes())
-    except (OSError, orjson.JSONDecodeError) as error:
-        raise EyasError(f"{path}: cannot be read ({error}): run `snakemake --force {path}`") from None
 
 
 def _headline(stats: dict, coverage: dict, shards: list[dict]) -> Html:

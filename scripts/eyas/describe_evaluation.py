@@ -6,18 +6,17 @@ import orjson
 
 from eyas import pages
 from eyas.errors import EyasError
+from eyas.evaluation import ENGINES
 from eyas.pages import Html
-
-NAMES = {"walk": "reference", "sglang": "SGLang", "llamacpp": "llama.cpp"}
+from eyas.records import read_json
 
 
 def describe_evaluation(path: Path) -> str:
     """path: evaluation/summary.json."""
-    try:
-        summary = orjson.loads(path.read_bytes())
-        verdict = summary["verdict"]
-    except (OSError, orjson.JSONDecodeError, KeyError) as error:
-        raise EyasError(f"{path}: cannot be read ({error}): run `snakemake --force {path}`") from None
+    summary = read_json(path)
+    if "verdict" not in summary:
+        raise EyasError(f"{path}: cannot be read (it has no verdict): run `snakemake --force {path}`")
+    verdict = summary["verdict"]
     return pages.page(
         "Does the draft make serving faster?",
         _headline(verdict),
@@ -37,7 +36,7 @@ def _headline(verdict: dict) -> Html:
     facts = [
         ("times the speed without a draft", f"{verdict['speedup']:.2f}"),
         ("acceptance length", f"{verdict['acceptance_length']:.2f}"),
-        ("measured with", NAMES[verdict["engine"]]),
+        ("measured with", ENGINES[verdict["engine"]]),
         ("answers at once", verdict["concurrency"]),
     ]
     return pages.tiles(facts)
@@ -49,7 +48,7 @@ def _engines(summary: dict) -> Html:
     for engine, length in summary["acceptance_length"].items():
         for concurrency, ratio in summary["cost_ratio"][engine].items():
             best = summary["best_chain"][engine][concurrency]
-            name = f"{NAMES[engine]}, {concurrency} at once"
+            name = f"{ENGINES[engine]}, {concurrency} at once"
             speedup = summary["speedup"][engine][concurrency]
             rows.append(
                 [name, f"{length:.2f}", f"{ratio:.2f}", f"{speedup:.2f}", best["drafts"], f"{best['speedup']:.2f}"]
@@ -67,7 +66,7 @@ def _engines(summary: dict) -> Html:
 
 def _concurrency(summary: dict) -> Html:
     lines = {
-        NAMES[engine]: sorted((int(c), speedup) for c, speedup in speedups.items())
+        ENGINES[engine]: sorted((int(c), speedup) for c, speedup in speedups.items())
         for engine, speedups in summary["speedup"].items()
         if len(speedups) > 1
     }
@@ -81,7 +80,7 @@ def _concurrency(summary: dict) -> Html:
 
 def _positions(summary: dict) -> Html:
     lines = {
-        NAMES[engine]: [(k, 100 * rate) for k, rate in enumerate(rates, start=1)]
+        ENGINES[engine]: [(k, 100 * rate) for k, rate in enumerate(rates, start=1)]
         for engine, rates in summary["accepted_by_position"].items()
     }
     picture = pages.line_chart_svg(lines, "position in the chain", "verifications that accept it (%)")
@@ -93,7 +92,7 @@ def _datasets(summary: dict) -> Html:
     heads += [f"position {k + 1}" for k in range(summary["chain"])]
     rows = [
         [
-            *(name, NAMES[engine], own["answers"], own["verifications"]),
+            *(name, ENGINES[engine], own["answers"], own["verifications"]),
             "–" if own["acceptance_length"] is None else f"{own['acceptance_length']:.2f}",
             *(pages.percent(rate) for rate in own["accepted_by_position"] or [None] * summary["chain"]),
         ]
@@ -104,7 +103,7 @@ def _datasets(summary: dict) -> Html:
 
 
 def _same(summary: dict) -> Html:
-    rows = [[NAMES[engine], own["answers"], own["same"]] for engine, own in summary["lossless"].items()]
+    rows = [[ENGINES[engine], own["answers"], own["same"]] for engine, own in summary["lossless"].items()]
     note = "A draft changes the speed, not the words: greedy answers differ only where two tokens are equally likely."
     table = pages.table(["engine", "answers", "the same without the draft"], rows, numeric={1, 2})
     return pages.section("Nothing is lost", table, note=note)

@@ -6,8 +6,8 @@ import orjson
 
 from eyas import pages
 from eyas.eagle3.metrics import read_metrics
-from eyas.errors import EyasError
 from eyas.pages import Html
+from eyas.records import read_json
 
 POINTS = 200  # of a curve; more are averaged
 
@@ -15,10 +15,7 @@ POINTS = 200  # of a curve; more are averaged
 def describe_training(metrics: Path, summary: Path) -> str:
     """metrics: metrics.jsonl; summary: training.json."""
     lines = read_metrics(metrics)
-    try:
-        training = orjson.loads(summary.read_bytes())
-    except (OSError, orjson.JSONDecodeError) as error:
-        raise EyasError(f"{summary}: cannot be read ({error}): run `snakemake --force draft/training.json`") from None
+    training = read_json(summary)
     trained, heldout = ([line for line in lines if line["kind"] == kind] for kind in ("train", "heldout"))
     return pages.page(
         "Training of the draft",

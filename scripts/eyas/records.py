@@ -13,6 +13,8 @@ from typing import BinaryIO
 
 import orjson
 
+from eyas.errors import EyasError
+
 RECORD_FILES = {"prompts": "prompts.jsonl", "tokenized_data": "tokenized_data.jsonl"}
 TRAINS_NOTHING = "loss_mask trains no token"  # the one fault that a record may have in a file that is sound
 
@@ -59,6 +61,14 @@ def write_json(path: Path, value, *, durable: bool = True) -> None:
     """Write `value` as indented JSON, whole or not at all."""
     with whole_file(path, durable=durable) as file:
         file.write(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+
+
+def read_json(path: Path, remedy: str | None = None):
+    """What a file of the workflow holds; EyasError when it cannot be read. remedy: default, to make it again."""
+    try:
+        return orjson.loads(path.read_bytes())
+    except (OSError, orjson.JSONDecodeError) as error:
+        raise EyasError(f"{path}: cannot be read ({error}): {remedy or f'run `snakemake --force {path}`'}") from None
 
 
 def is_blank(path: Path) -> bool:

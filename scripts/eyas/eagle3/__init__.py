@@ -7,6 +7,7 @@ products.py     matrix products that save little for their backward, in bf16 wit
 attention.py    attention over the steps: blocks of queries on any device, flex_attention on CUDA
 loss.py         the losses and their gradients, chunk by chunk: no [tokens, vocabulary] tensor
 ttt.py          training_time_test: all of it together
+propose.py      the draft as it serves: token after token, with a cache of its own
 checkpoint.py   export, its check, and loading, in the form that SGLang's LlamaForCausalLMEagle3 reads
 data.py         shards → packed batches, read ahead
 start.py        what a training starts from, fitted together and checked

@@ -127,13 +127,13 @@ def load_draft(
     *,
     vocab_size: int | None = None,
     target_hidden_size: int | None = None,
-    aux_layers: tuple[int, ...] | None = None,
+    layers: tuple[int, ...] | None = None,
     architecture: str = "",
 ) -> Draft:
     """A draft to train on from a folder in SGLang's form; fp32 masters, aux scale 1.
 
     embeddings [vocab, hidden]: the target's, which take the place of the folder's; needed where it has none.
-    vocab_size, target_hidden_size, aux_layers: what the target and the states have, when known; EyasError where the
+    vocab_size, target_hidden_size, layers: what the target and the states have, when known; EyasError where the
     draft was made for others. architecture: of the target, which decides what the layers are called.
     """
     folder = Path(folder)
@@ -141,7 +141,7 @@ def load_draft(
     for key, expected, found in (
         ("vocab_size", vocab_size, config.vocab_size),
         ("target_hidden_size", target_hidden_size, config.aux_size),
-        ("layers", aux_layers and list(aux_layers), list(layers_of_ids(config.aux_layers, architecture))),
+        ("layers", layers and list(layers), list(layers_of_ids(config.aux_layers, architecture))),
     ):
         if expected is not None and expected != found:
             raise EyasError(

@@ -51,9 +51,8 @@ class StepLosses(Function):
         hits = torch.zeros(len(plan.steps), len(plan.rows), dtype=torch.bool, device=device)
         d_hidden = [torch.zeros_like(h) for h in hidden] if inputs.gradient else []
         d_scale = torch.zeros_like(scale)
-        wide = (
-            cast.dtype == torch.float32
-        )  # bf16 products are faster into [H, draft vocabulary], fp32 ones into its transpose
+        # fp32 products are faster into [draft vocabulary, H], bf16 ones into its transpose.
+        wide = cast.dtype == torch.float32
         d_head = torch.zeros(head.shape if wide else head.shape[::-1], device=device) if train_head else None
         where = torch.zeros(n, len(plan.rows), dtype=torch.int64, device=device)  # row of the plan → row of hidden_i
         for at, step in zip(where, plan.steps, strict=False):

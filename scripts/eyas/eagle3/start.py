@@ -135,7 +135,7 @@ def _warm(model: DraftModel, target: dict, head: Head, shards: Shards, d2t: torc
         head.embed_tokens,
         vocab_size=head.vocabulary,
         target_hidden_size=shards.hidden,
-        aux_layers=shards.layers,
+        layers=shards.layers,
         architecture=architecture_of(target),
     )
     if not (torch.equal(draft.d2t.cpu(), d2t) and torch.equal(draft.t2d.cpu(), t2d)):

@@ -5,7 +5,7 @@ since the first token comes from the prompt's pass. `accepted[k]` counts verific
 share that accepted at least k is the rate of position k, and a chain cut at n would have 1 + Σ_{k ≤ n} rate_k.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,3 +54,9 @@ class Acceptance:
             "acceptance_length": None if length is None else round(length, 4),
             "accepted_by_position": [round(r, 4) for r in self.rates],
         }
+
+
+def by_dataset(trials: list[dict]) -> Iterator[tuple[str, Acceptance]]:
+    """Each dataset's acceptance, by name."""
+    for name in sorted({t["dataset"] for t in trials}):
+        yield name, Acceptance.of(t for t in trials if t["dataset"] == name)

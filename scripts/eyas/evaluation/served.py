@@ -16,7 +16,7 @@ import orjson
 from eyas.config import Evaluation, Generation
 from eyas.errors import EyasError
 from eyas.evaluation.prompts import Asked, in_turns
-from eyas.target.sglang import Server
+from eyas.target.sglang import Server, algorithm_of
 
 LEAST, EACH = 8, 2  # prompts asked at a concurrency: at least so many, and so many for each that is answered at once
 TIMEOUT_S = 3600
@@ -34,9 +34,11 @@ def try_served(
     passes = {c: prompts_for(prompts, c, evaluation.concurrency) for c in evaluation.concurrency}
     found: dict[bool, dict[int, list[dict]]] = {}
     speed: dict = {str(c): {} for c in passes}
+    algorithm = None
     for with_draft in (True, False):
         with open_server(with_draft) as server:
             found[with_draft] = {}
+            algorithm = algorithm_of(server.url) if with_draft else algorithm
             asyncio.run(_ask_all(server.url, prompts[:1], evaluation.sampling, 1))  # the first answer is slow
             for c, asked in passes.items():
                 started = time.perf_counter()
@@ -46,7 +48,7 @@ def try_served(
                 logging.info("%s the draft, %s at once: %s", "with" if with_draft else "without", c, speed[str(c)])
     lines = [
         {
-            **{"id": prompt.id, "dataset": prompt.dataset, "concurrency": c, "algorithm": "EAGLE3"},
+            **{"id": prompt.id, "dataset": prompt.dataset, "concurrency": c, "algorithm": algorithm},
             **{"output_ids": a["output_ids"], "accepted": _padded(a, evaluation.chain, prompt)},
             **{"seconds": round(a["seconds"], 4), "first_s": round(a["first_s"], 4)},
             **{"alone_ids": b["output_ids"], "alone_seconds": round(b["seconds"], 4)},
@@ -83,13 +85,15 @@ async def _ask_all(url: str, prompts: list[Asked], sampling: Generation, concurr
 
 async def _answer(session, url: str, prompt: Asked, sampling: Generation) -> dict:
     """{"output_ids", "meta", "first_s", "seconds": after the first token}"""
+    import aiohttp
+
     params = {"temperature": sampling.temperature, "max_new_tokens": sampling.max_new_tokens}
     body = {"input_ids": prompt.input_ids, "sampling_params": params, "stream": True}
     started, first, said = time.perf_counter(), None, None
     try:
         async with session.post(f"{url}/generate", json=body) as response:
             if response.status != 200:
-                raise EyasError(f"{prompt.id}: HTTP {response.status}: {(await response.text())[:300]}")
+                raise ValueError(f"HTTP {response.status}: {(await response.text())[:300]}")
             async for line in response.content:
                 if not line.startswith(b"data:") or b"[DONE]" in line:
                     continue
@@ -97,7 +101,7 @@ async def _answer(session, url: str, prompt: Asked, sampling: Generation) -> dic
                 said = orjson.loads(line[5:])
         seconds = time.perf_counter() - started - first
         return {"output_ids": said["output_ids"], "meta": said["meta_info"], "first_s": first, "seconds": seconds}
-    except (TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
+    except (TimeoutError, aiohttp.ClientError, OSError, ValueError, KeyError, TypeError) as error:
         raise EyasError(
             f"prompt {prompt.id} of {prompt.dataset}: the server did not answer ({type(error).__name__}: {error}): "
             "look at its log in state/server/, and run again"
@@ -109,7 +113,10 @@ def _padded(answer: dict, chain: int, prompt: Asked) -> list[int]:
     meta = answer["meta"]
     counts = meta.get("spec_correct_drafts_histogram")
     if counts is None:
-        raise EyasError(f"prompt {prompt.id}: the server tells nothing of its draft (meta_info has {', '.join(meta)})")
+        raise EyasError(
+            f"prompt {prompt.id}: the server tells nothing of its draft: expected spec_correct_drafts_histogram in "
+            f"meta_info, found {', '.join(meta)}: serve with the pinned version (target.sglang.version)"
+        )
     return [*counts, *[0] * (chain + 1 - len(counts))]
 
 

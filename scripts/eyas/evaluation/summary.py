@@ -5,18 +5,18 @@
 A step is one pass of the target. So R is the acceptance length at which the draft begins to pay (break-even).
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from eyas.config import Evaluation
 from eyas.eagle3.metrics import FILE as METRICS
 from eyas.eagle3.metrics import read_metrics
 from eyas.errors import EyasError
-from eyas.evaluation.acceptance import Acceptance
+from eyas.evaluation import ENGINES
+from eyas.evaluation.acceptance import Acceptance, by_dataset
 from eyas.evaluation.causes import explain
-from eyas.evaluation.trials import by_dataset
 
 ENGINES_DIFFER = 0.05  # of an acceptance length, over prompts whose greedy answers agree
-ENGINES = {"walk": "the reference (transformers, in one process)", "sglang": "SGLang", "llamacpp": "llama.cpp"}
 
 
 def summarize(evaluation: Evaluation, trials: dict[str, list[dict]], draft: Path) -> dict:
@@ -76,18 +76,24 @@ def concurrencies(trials: list[dict]) -> list[int]:
     return sorted({t.get("concurrency", 1) for t in trials})
 
 
+@dataclass(frozen=True)
 class Cost:
-    """Seconds of a step: with the draft (its chain and the rest), and without."""
+    """Seconds of a step with the draft, of these in its chain of so many drafts, and of a step without it."""
 
-    def __init__(self, step: float, chain: float, alone: float, drafts: int):
-        self.step, self.chain, self.alone, self.drafts = step, chain, alone, drafts
+    step: float
+    chain: float
+    alone: float
+    drafts: int
 
     @classmethod
     def of(cls, trials: list[dict], acceptance: Acceptance) -> "Cost":
         """trials: lines with seconds, alone_seconds, and chain_seconds where it is known."""
         steps, plain = acceptance.verifications, sum(len(t["alone_ids"]) - 1 for t in trials)
         if not (sum(t["seconds"] for t in trials) > 0 and sum(t["alone_seconds"] for t in trials) > 0):
-            raise EyasError("evaluation: no time passed between the tokens of any answer: they came all at once")
+            raise EyasError(
+                "evaluation/*.jsonl: no time passed between the tokens of any answer: expected a server that streams "
+                "them, or longer answers (evaluate.max_new_tokens)"
+            )
         return cls(
             sum(t["seconds"] for t in trials) / steps,
             sum(t.get("chain_seconds", 0.0) for t in trials) / steps,
@@ -199,11 +205,12 @@ def findings(
 def verdict(summary: dict, trials: dict[str, list[dict]]) -> dict:
     """Whether the draft makes serving faster, by the engine that serves where there is one; and a sentence why."""
     engine = "sglang" if "sglang" in trials else next(iter(trials))
-    length, speedups = summary["acceptance_length"][engine], summary["speedup"][engine]
+    speedups = summary["speedup"][engine]
     concurrency = max(speedups, key=lambda c: speedups[c])
     speedup, ratio = speedups[concurrency], summary["cost_ratio"][engine][concurrency]
     own = [t for t in trials[engine] if t.get("concurrency", 1) == int(concurrency)]
-    cost = Cost.of(own, Acceptance.of(own))
+    acceptance = Acceptance.of(own)
+    cost, length = Cost.of(own, acceptance), acceptance.length
     faster = speedup > 1
     words = (
         f"A step with the draft takes {ratio:.2f} times one without, so an acceptance length of {ratio:.2f} breaks "
@@ -230,6 +237,6 @@ def verdict(summary: dict, trials: dict[str, list[dict]]) -> dict:
         "engine": engine,
         "concurrency": int(concurrency),
         "speedup": speedup,
-        "acceptance_length": length,
+        "acceptance_length": summary["acceptance_length"][engine],
         "sentence": words,
     }

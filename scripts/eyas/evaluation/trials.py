@@ -6,23 +6,17 @@ A line of evaluation/<engine>.jsonl: id, dataset, output_ids (with the draft), a
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import orjson
-import torch
 import xxhash
-from transformers import AutoConfig
 
-from eyas.config import Evaluation, Target
-from eyas.eagle3.checkpoint import WEIGHTS, check_export, load_draft
-from eyas.eagle3.propose import Proposer
+from eyas.config import Target
+from eyas.eagle3.checkpoint import CONFIG, WEIGHTS
 from eyas.errors import EyasError
-from eyas.evaluation.acceptance import Acceptance
 from eyas.evaluation.prompts import Asked
-from eyas.evaluation.walk import CachedTarget, answer_alone, walk
 from eyas.journal import Journal
-from eyas.layers import layers_of_ids
 from eyas.progress import Progress
 from eyas.records import whole_file
 from eyas.target.engine import identity_of
@@ -30,11 +24,11 @@ from eyas.window import fingerprint
 
 
 def trial_key(settings: dict, draft: Path) -> str:
-    """Names a journal by all that decides what a trial gives: the draft's weights, the target, how it is asked."""
+    """Names a journal by all that decides what a trial gives: the draft's two files, the target, how it is asked."""
     asked = settings["evaluate"]
     deciding = {k: asked[k] for k in ("chain", "max_new_tokens", "temperature")}
-    weights = xxhash.xxh3_128((draft / WEIGHTS).read_bytes()).hexdigest()
-    return fingerprint(deciding, identity_of(Target.model_validate(settings["target"])), weights)
+    files = [xxhash.xxh3_128((draft / name).read_bytes()).hexdigest() for name in (WEIGHTS, CONFIG)]
+    return fingerprint(deciding, identity_of(Target.model_validate(settings["target"])), files)
 
 
 def run_trials(
@@ -62,33 +56,3 @@ def read_trials(path: Path) -> list[dict]:
         return [line for line in lines if line["id"]]
     except (OSError, orjson.JSONDecodeError, KeyError, TypeError) as error:
         raise EyasError(f"{path}: no trials of an engine ({error}): run `snakemake --force {path}`") from None
-
-
-def walk_trial(model: str, draft: Path, embeddings: torch.Tensor, evaluation: Evaluation) -> Callable[[Asked], dict]:
-    """The reference engine with the draft of a folder; embeddings [vocabulary, H]: the target's."""
-    check_export(draft)
-    trained = load_draft(draft, embeddings).requires_grad_(False)
-    architecture = (AutoConfig.from_pretrained(model).architectures or [""])[0]
-    target = CachedTarget(model, layers_of_ids(trained.config.aux_layers, architecture))
-    trained.to(target.device)
-    proposer = Proposer(trained, target.context + evaluation.chain)
-
-    def trial(prompt: Asked) -> dict:
-        found = walk(target, proposer, prompt.input_ids, prompt.id, evaluation.sampling, evaluation.chain)
-        alone, seconds = answer_alone(target, prompt.input_ids, prompt.id, evaluation.sampling)
-        return {
-            "output_ids": found.output_ids,
-            "accepted": found.accepted,
-            "seconds": round(found.seconds, 4),
-            "chain_seconds": round(found.chain_seconds, 4),
-            "alone_ids": alone,
-            "alone_seconds": round(seconds, 4),
-        }
-
-    return trial
-
-
-def by_dataset(trials: list[dict]) -> Iterator[tuple[str, Acceptance]]:
-    """Each dataset's acceptance, by name."""
-    for name in sorted({t["dataset"] for t in trials}):
-        yield name, Acceptance.of(t for t in trials if t["dataset"] == name)

@@ -5,20 +5,23 @@ What it gives is what the target gives alone: greedily the same tokens, up to ti
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, DynamicCache
+from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from eyas.compute import bf16_is_fast
-from eyas.config import Generation
+from eyas.config import Evaluation, Generation
+from eyas.eagle3.checkpoint import check_export, load_draft
 from eyas.eagle3.propose import Proposer
-from eyas.errors import EyasError
+from eyas.evaluation.prompts import Asked
+from eyas.layers import architecture_of, layers_of_ids
 from eyas.target.engine import seed_of
+from eyas.target.weights import load_model
 
 ATTENTION = "eyas_fp32"
 
@@ -44,14 +47,8 @@ class CachedTarget:
     """
 
     def __init__(self, model: str | Path, layers: tuple[int, ...], device: str | None = None):
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        try:
-            self.model = AutoModelForCausalLM.from_pretrained(model, dtype="auto", attn_implementation=ATTENTION)
-        except (OSError, ValueError) as error:
-            raise EyasError(f"target {model}: transformers cannot load it: {error}") from None
-        self.model.to(self.device).eval()
-        if not bf16_is_fast(self.device):
-            self.model.float()
+        self.model = load_model(model, ATTENTION, device)
+        self.device = self.model.device
         stop = self.model.generation_config.eos_token_id
         self.stop_ids = frozenset([stop] if isinstance(stop, int) else stop or [])
         self.context = self.model.config.get_text_config().max_position_embeddings
@@ -131,6 +128,30 @@ def walk(
     seconds = time.perf_counter() - started
     end = next((k + 1 for k, token in enumerate(out) if token in target.stop_ids), len(out))
     return Walk(out[: min(end, sampling.max_new_tokens)], accepted, seconds, chains)
+
+
+def walk_trial(model: str, draft: Path, embeddings: Tensor, evaluation: Evaluation) -> Callable[[Asked], dict]:
+    """The reference engine with the draft of a folder; embeddings [vocabulary, H]: the target's."""
+    check_export(draft)
+    trained = load_draft(draft, embeddings).requires_grad_(False)
+    architecture = architecture_of(AutoConfig.from_pretrained(model).to_dict())
+    target = CachedTarget(model, layers_of_ids(trained.config.aux_layers, architecture))
+    trained.to(target.device)
+    proposer = Proposer(trained, target.context + evaluation.chain)
+
+    def trial(prompt: Asked) -> dict:
+        found = walk(target, proposer, prompt.input_ids, prompt.id, evaluation.sampling, evaluation.chain)
+        alone, seconds = answer_alone(target, prompt.input_ids, prompt.id, evaluation.sampling)
+        return {
+            "output_ids": found.output_ids,
+            "accepted": found.accepted,
+            "seconds": round(found.seconds, 4),
+            "chain_seconds": round(found.chain_seconds, 4),
+            "alone_ids": alone,
+            "alone_seconds": round(seconds, 4),
+        }
+
+    return trial
 
 
 def _goes_on(target: CachedTarget, prompt: list[int], out: list[int], most: int, room: int) -> bool:

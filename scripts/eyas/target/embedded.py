@@ -18,13 +18,13 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers import AttentionInterface
 
-from eyas.compute import bf16_is_fast
 from eyas.config import Generation
 from eyas.encoding import as_bytes, encode
 from eyas.errors import EyasError
 from eyas.target.engine import Answer, Captured, CaptureRequest, Refusal, Request, seed_of
+from eyas.target.weights import load_model
 
 ATTENTION = "eyas_pens"
 PROMPT_TOKENS = 1024  # a step takes prompts until they have so many tokens
@@ -53,15 +53,9 @@ class Embedded:
         layers: tuple[int, ...] | None = None,
     ):
         self.name, self.layers = Path(model).name, layers
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        try:
-            self.model = AutoModelForCausalLM.from_pretrained(model, dtype="auto", attn_implementation=ATTENTION)
-        except (OSError, ValueError) as error:
-            raise EyasError(f"target {model}: transformers cannot load it: {error}") from None
-        self.model.to(self.device).eval()
-        if not bf16_is_fast(self.device):
-            self.model.float()
-        elif self.device.type == "cpu":
+        self.model = load_model(model, ATTENTION, device)
+        self.device = self.model.device
+        if self.device.type == "cpu":
             _pack(self.model)
         config = self.model.config.get_text_config()
         kinds = set(getattr(config, "layer_types", None) or ()) - ATTENTION_KINDS

@@ -11,14 +11,13 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-import orjson
 import torch
 from safetensors import SafetensorError, safe_open
 
 from eyas.config import Target
 from eyas.errors import EyasError
 from eyas.hub import model_file
-from eyas.records import whole_file
+from eyas.records import read_json, whole_file
 from eyas.states import Layout
 
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
@@ -26,6 +25,7 @@ PREFIX = r"^(model\.)?(language_model\.)?(model\.)?"  # a text model may be nest
 WANTED = ("embed_tokens", "lm_head", "norm")
 TYPES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
 BLOCK_ROWS = 4096  # copied at once
+BRING = "bring it again"  # a file of the target's own
 REMEDY = "run `snakemake --force target/head.safetensors`"
 
 
@@ -92,10 +92,10 @@ class _Files:
         self.model = target.model
         self.revision = flags.get("revision")
         config = self.file("config.json", required=True)
-        self.config = _json(config)
+        self.config = read_json(config, BRING)
         self.config = self.config.get("text_config") or self.config
         if (index := self.file(INDEX)) is not None:
-            self.of = _json(index)["weight_map"]
+            self.of = read_json(index, BRING)["weight_map"]
         else:
             whole = self.file(WHOLE, required=True)
             with self.opened(whole) as file:
@@ -127,10 +127,3 @@ class _Files:
         if tensor.dtype not in TYPES:
             raise EyasError(f"{self}: {name} is {tensor.dtype}: only plain bf16, fp16 or fp32 can be read")
         return TYPES[tensor.dtype]
-
-
-def _json(path: Path) -> dict:
-    try:
-        return orjson.loads(path.read_bytes())
-    except (OSError, orjson.JSONDecodeError) as error:
-        raise EyasError(f"{path}: cannot be read ({error}): bring it again") from None

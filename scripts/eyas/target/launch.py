@@ -102,13 +102,23 @@ def open_drafting(target: Target, state: Path, draft: Path | None, chain: int, f
     if target.sglang.url is not None:
         raise EyasError("target.sglang.url: a server that runs already has no draft: leave url out, eyas starts one")
     check_flags(target, state)
-    drafting = drafting_target(target, (draft or Path("draft")).absolute(), chain, flags)
     if draft is None:
-        plain = {k: v for k, v in drafting.sglang.flags.items() if not k.startswith("speculative")}
-        drafting = target.model_copy(update={"sglang": target.sglang.model_copy(update={"flags": plain})})
-    ask_flags(drafting, state / ("plain" if draft is None else "drafting"))
-    with _warm_server(drafting, state / socket.gethostname()) as server:
+        merged = {k: v for k, v in _merged(target, flags).items() if not k.startswith("speculative")}
+        served = _with_flags(target, merged)
+    else:
+        served = drafting_target(target, draft.absolute(), chain, flags)
+    ask_flags(served, state / ("plain" if draft is None else "drafting"))
+    with _warm_server(served, state / socket.gethostname()) as server:
         yield server
+
+
+def _merged(target: Target, flags: dict) -> dict:
+    """The target's flags and, over them, others: name with dashes → value."""
+    return {k.removeprefix("--").replace("_", "-"): v for k, v in (target.sglang.flags | flags).items()}
+
+
+def _with_flags(target: Target, flags: dict) -> Target:
+    return target.model_copy(update={"sglang": target.sglang.model_copy(update={"flags": flags})})
 
 
 def _warm_server(target: Target, folder: Path):
@@ -147,7 +157,7 @@ def capturing_target(target: Target, capturing: Capturing, tickets: Path) -> Tar
     }
     flags = {
         "cuda-graph-backend-prefill": "disabled",
-        **{k.replace("_", "-"): v for k, v in (target.sglang.flags | capturing.flags).items()},
+        **_merged(target, capturing.flags),
         "enable-return-aux-hidden-states": True,
         "speculative-algorithm": ALGORITHM,
         "disable-radix-cache": True,
@@ -166,7 +176,7 @@ def drafting_target(target: Target, draft: Path, chain: int, flags: dict) -> Tar
     flags: where they differ from those that answer. EyasError for an algorithm that would accept nothing, in silence:
     EAGLE feeds a draft of three layers the last state alone.
     """
-    wanted = {k.removeprefix("--").replace("_", "-"): v for k, v in (target.sglang.flags | flags).items()}
+    wanted = _merged(target, flags)
     algorithm = wanted.get("speculative-algorithm", ALGORITHM)
     if algorithm != ALGORITHM:
         raise EyasError(
@@ -182,8 +192,7 @@ def drafting_target(target: Target, draft: Path, chain: int, flags: dict) -> Tar
     }
     for key in sorted(speculative.keys() & wanted.keys() - {"speculative-algorithm"}):
         raise EyasError(f"evaluate.flags.{key}: eyas sets this itself (evaluate.chain): leave it out")
-    served = target.sglang.model_copy(update={"flags": {**wanted, **speculative}})
-    return target.model_copy(update={"sglang": served})
+    return _with_flags(target, {**wanted, **speculative})
 
 
 def layer_flags(capturing: Capturing) -> list[str] | None:

@@ -314,6 +314,11 @@ def check_server(url: str, model: str) -> None:
         )
 
 
+def algorithm_of(url: str) -> str | None:
+    """By what a server speculates, as it says; ConnectionError when it is silent."""
+    return _get(f"{url}/server_info").get("speculative_algorithm")
+
+
 def context_of(url: str) -> int:
     """Tokens that a prompt and its answer may have together, as the server says; ConnectionError when it is silent."""
     models = _get(f"{url}/v1/models").get("data") or [{}]

@@ -1,4 +1,4 @@
-"""The weights inside a GGUF file, as a Hugging Face model folder that SGLang and transformers both load."""
+"""A target's weights: out of a GGUF file into a Hugging Face model folder, and out of that into this process."""
 
 import json
 import os
@@ -72,3 +72,23 @@ def _to_disk(file: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def load_model(model: str | Path, attention: str, device: str | None = None):
+    """A causal language model of a folder or a Hub repository, on `device` (None: a GPU where there is one).
+
+    In its own dtype, or in fp32 where bf16 is slow; attention: a name registered with transformers. EyasError when
+    transformers cannot load it.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from eyas.compute import bf16_is_fast
+
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    try:
+        loaded = AutoModelForCausalLM.from_pretrained(model, dtype="auto", attn_implementation=attention)
+    except (OSError, ValueError) as error:
+        raise EyasError(f"target {model}: transformers cannot load it: {error}") from None
+    loaded.to(where).eval()
+    return loaded if bf16_is_fast(where) else loaded.float()
