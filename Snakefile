@@ -11,6 +11,12 @@ What there is to build, stage by stage (later stages join the list):
     deployed    deploy/: draft, model card, the server's command, a check
     all         every file of every dataset, and the report's pages
 
+Of its own accord no run does these:
+
+    sweep       evaluation/sweep.json: which chain or tree of drafts is the fastest
+    scaling     scaling/summary.json: drafts on parts of the corpus, and what more data would bring
+    pushed      deploy/pushed.json: the draft on the Hub
+
 To ask before or after: `probe` (the first rows of each dataset through its adapter), `plan` (tokens, disk,
 hours), `tally` (the inventory).
 """
@@ -35,6 +41,7 @@ include: "rules/corpus.smk"
 include: "rules/capture.smk"
 include: "rules/train.smk"
 include: "rules/evaluate.smk"
+include: "rules/scaling.smk"
 include: "rules/deploy.smk"
 include: "rules/inventory.smk"
 
@@ -113,3 +120,21 @@ rule deployed:
     """The last stage: what is copied to a host, or pushed to the Hub."""
     input:
         DEPLOYMENT,
+
+
+rule sweep:
+    """Which chain or tree of drafts is the fastest."""
+    input:
+        SWEEP,
+
+
+rule scaling:
+    """What more data would bring, by drafts trained on parts of it."""
+    input:
+        SCALING,
+
+
+rule pushed:
+    """The draft on the Hub."""
+    input:
+        "deploy/pushed.json",

@@ -24,11 +24,14 @@ except EyasError as error:
 DATASETS = CONFIG.names()
 PROMPT_DATASETS = CONFIG.names("prompts")
 TOKENIZED_DATASETS = CONFIG.names("tokenized_data")
-PREPARED = [f"prepared/{d}/prompts.jsonl" for d in PROMPT_DATASETS]
+BENCHMARKS = CONFIG.names("benchmark")
+PREPARED_BENCHMARKS = [f"prepared/{d}/prompts.jsonl" for d in BENCHMARKS]
+PREPARED = [f"prepared/{d}/prompts.jsonl" for d in PROMPT_DATASETS] + PREPARED_BENCHMARKS
 PREPARED += [f"prepared/{d}/tokenized_data.jsonl" for d in TOKENIZED_DATASETS]
 RESPONSES = [f"responses/{d}/tokenized_data.jsonl" for d in PROMPT_DATASETS]
 
-RECORDS = [f"{'responses' if d in PROMPT_DATASETS else 'prepared'}/{d}/tokenized_data.jsonl" for d in DATASETS]
+TRAINED_ON = CONFIG.names("prompts", "tokenized_data")
+RECORDS = [f"{'responses' if d in PROMPT_DATASETS else 'prepared'}/{d}/tokenized_data.jsonl" for d in TRAINED_ON]
 CORPUS = ["corpus/train.parquet", "corpus/heldout.parquet", "corpus/stats.json"]
 VOCABULARY = ["draft_vocab/map.safetensors", "draft_vocab/coverage.json"]
 STATES = [
@@ -41,9 +44,12 @@ DRAFT = [f"draft/{name}" for name in ("model.safetensors", "config.json", "metri
 
 # The engines that the draft is tried with.
 SERVED_BY_SGLANG = CONFIG.target.engine == "sglang"
-TRIALS = ["evaluation/sglang.jsonl"] if SERVED_BY_SGLANG else []
-TRIALS += ["evaluation/walk.jsonl"] if CONFIG.evaluate.reference or not SERVED_BY_SGLANG else []
+ENGINES = ["sglang" if SERVED_BY_SGLANG else "walk"]
+ENGINES += [engine for engine in CONFIG.evaluate.witnesses if engine not in ENGINES]
+TRIALS = [f"evaluation/{engine}.jsonl" for engine in ENGINES]
 EVALUATION = ["evaluation/summary.json", "reports/evaluation.html"]
+SWEEP = ["evaluation/sweep.json", "reports/sweep.html"]
+SCALING = ["scaling/summary.json", "reports/scaling.html"]
 DEPLOYMENT = [f"deploy/{name}" for name in ("draft/model.safetensors", "launch_server.sh", "check")]
 
 # What the target's engine needs: converted weights (no file when the engine loads them itself), GPUs for its server.
@@ -113,6 +119,11 @@ def capture_settings(wildcards):
 def train_settings(wildcards):
     """JSON of all that draft/ is made with besides the states."""
     return json.dumps(CONFIG.train_settings())
+
+
+def part_settings(wildcards):
+    """JSON of all that a draft on a part of the corpus is made with."""
+    return json.dumps(CONFIG.part_settings(int(wildcards.part)))
 
 
 def evaluate_settings(wildcards):

@@ -10,7 +10,7 @@ rule deploy_draft:
         draft="draft/model.safetensors",
         training="draft/training.json",
         summary="evaluation/summary.json",
-        corpus="corpus/heldout.parquet",
+        prompts="evaluation/prompts.jsonl",
         stats="corpus/stats.json",
     output:
         "deploy/draft/model.safetensors",
@@ -29,3 +29,22 @@ rule deploy_draft:
         settings=deploy_settings,
     shell:
         "python $SCRIPTS/deploy_draft.py --output-dir deploy --settings {params.settings:q} &> {log:q}"
+
+
+rule push_draft:
+    """Push the draft to the Hub; needs a token (HF_TOKEN, or `hf auth login`) and nothing else."""
+    input:
+        "deploy/draft/model.safetensors",
+        "deploy/draft/config.json",
+        "deploy/draft/README.md",
+    output:
+        "deploy/pushed.json",
+    log:
+        "logs/push_draft.log",
+    localrule: True
+    conda:
+        "../envs/workflow.yaml"
+    params:
+        settings=deploy_settings,
+    shell:
+        "python $SCRIPTS/push_draft.py --settings {params.settings:q} --out {output:q} 2>&1 | tee {log:q}"

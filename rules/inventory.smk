@@ -104,8 +104,39 @@ rule describe_evaluation:
         "benchmarks/describe_evaluation.tsv"
     conda:
         "../envs/workflow.yaml"
+    params:
+        page="evaluation",
     shell:
-        "python $SCRIPTS/describe_evaluation.py --summary {input.summary:q} --out {output:q} &> {log:q}"
+        "python $SCRIPTS/describe_evaluation.py --page {params.page} --summary {input.summary:q} "
+        "--out {output:q} &> {log:q}"
+
+
+use rule describe_evaluation as describe_sweep with:
+    input:
+        remade_when_blank("reports/sweep.html"),
+        summary="evaluation/sweep.json",
+    output:
+        report("reports/sweep.html", caption="report/sweep.rst", category="Evaluation"),
+    log:
+        "logs/describe_sweep.log",
+    benchmark:
+        "benchmarks/describe_sweep.tsv"
+    params:
+        page="sweep",
+
+
+use rule describe_evaluation as describe_scaling with:
+    input:
+        remade_when_blank("reports/scaling.html"),
+        summary="scaling/summary.json",
+    output:
+        report("reports/scaling.html", caption="report/scaling.rst", category="Evaluation"),
+    log:
+        "logs/describe_scaling.log",
+    benchmark:
+        "benchmarks/describe_scaling.tsv"
+    params:
+        page="scaling",
 
 
 rule tally_records:

@@ -20,7 +20,7 @@ rule prepare_prompts:
     benchmark:
         "benchmarks/prepare_prompts/{dataset}.tsv"
     wildcard_constraints:
-        dataset=one_of(PROMPT_DATASETS),
+        dataset=one_of(PROMPT_DATASETS + BENCHMARKS),
     conda:
         "../envs/workflow.yaml"
     threads: CONFIG.resources.prepare_threads

@@ -1,7 +1,8 @@
 """The draft: trained on the hidden states, published in the form that SGLang serves.
 
-Needs hidden_states/ (with capture.window: of held-out samples; the training ones come and go), corpus/, draft_vocab/, target/head.safetensors and target/tokenizer/. Checkpoints lie in state/, which no
-rule declares: a run that was killed goes on.
+Needs hidden_states/ (with capture.window: of held-out samples; the training ones come and go), corpus/, draft_vocab/,
+target/head.safetensors and target/tokenizer/. Checkpoints lie in state/, which no rule declares: a run that was killed
+goes on.
 """
 
 
@@ -30,7 +31,8 @@ rule train_draft:
         mem_mb=CONFIG.resources.train_mem_mb,
     params:
         settings=train_settings,
+        folder=subpath(output[0], parent=True),
         threads=lambda wildcards, threads: max(1, threads // max(1, CONFIG.train.gpus)),
     shell:
-        "python $SCRIPTS/train_draft.py --output-dir draft --threads {params.threads} "
+        "python $SCRIPTS/train_draft.py --output-dir {params.folder:q} --threads {params.threads} "
         "--settings {params.settings:q} &> {log:q}"

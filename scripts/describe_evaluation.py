@@ -1,23 +1,27 @@
-"""Make the report's page about the evaluation.
+"""Make the report's pages about the evaluation, the sweep, and what more data would bring.
 
 python scripts/describe_evaluation.py --summary evaluation/summary.json --out reports/evaluation.html
+python scripts/describe_evaluation.py --page sweep --summary evaluation/sweep.json --out reports/sweep.html
 """
 
 import argparse
 from pathlib import Path
 
-from eyas.describe_evaluation import describe_evaluation
+from eyas.describe_evaluation import describe_evaluation, describe_scaling, describe_sweep
 from eyas.errors import run_command
 from eyas.records import whole_file
+
+PAGES = {"evaluation": describe_evaluation, "sweep": describe_sweep, "scaling": describe_scaling}
 
 
 def main(argv=None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--summary", type=Path, default=Path("evaluation/summary.json"), help="its summary.json")
+    parser.add_argument("--page", choices=PAGES, default="evaluation", help="default: evaluation")
+    parser.add_argument("--summary", type=Path, required=True, help="the JSON that it tells about")
     parser.add_argument("--out", type=Path, required=True, help="the page")
     args = parser.parse_args(argv)
     with whole_file(args.out) as file:
-        file.write(describe_evaluation(args.summary).encode())
+        file.write(PAGES[args.page](args.summary).encode())
     return 0
 
 

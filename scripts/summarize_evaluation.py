@@ -12,7 +12,7 @@ from eyas.errors import run_command
 from eyas.evaluation.summary import summarize
 from eyas.evaluation.trials import read_trials
 from eyas.progress import log_to_stderr
-from eyas.records import write_json
+from eyas.records import read_json, write_json
 
 
 def main(argv=None) -> int:
@@ -20,6 +20,7 @@ def main(argv=None) -> int:
     parser.add_argument(
         "--trials", type=Path, nargs="+", required=True, help="of the engines: evaluation/<engine>.jsonl"
     )
+    parser.add_argument("--speed", type=Path, help="of a server: evaluation/speed.json")
     parser.add_argument("--draft", type=Path, default=Path("draft"), help="default: draft")
     parser.add_argument("--configfile", type=Path, action="append", help="instead of config/*.yaml; may be repeated")
     parser.add_argument("--settings", type=json.loads, help="JSON of all settings (Snakemake passes it)")
@@ -28,7 +29,8 @@ def main(argv=None) -> int:
     log_to_stderr()
     settings = args.settings or load(args.configfile).evaluate_settings()
     trials = {path.stem: read_trials(path) for path in args.trials}
-    summary = summarize(Evaluation.model_validate(settings["evaluate"]), trials, args.draft)
+    speed = read_json(args.speed) if args.speed else None
+    summary = summarize(Evaluation.model_validate(settings["evaluate"]), trials, args.draft, speed)
     write_json(args.out, {**summary, "settings": settings})
     print(summary["verdict"]["sentence"])
     return 0

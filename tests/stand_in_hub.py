@@ -6,8 +6,12 @@ It serves the folders `<root>/<owner>/<repo>/` as datasets and as models, and an
 huggingface_hub asks to list a repository (`/api/{datasets,models}/…/revision/…`) and to read a file
 (`HEAD` and `GET /…/resolve/…`, with ranges). The commit is a hash of the folder's content: edit a file and
 main has moved; a commit that was ever listed stays readable. Error codes and headers are the Hub's own.
+
+Who has `writer`'s token may push models: repositories are made (`/api/repos/create`), large files come by LFS
+(HF_HUB_DISABLE_XET=1), and a commit writes them into the repository's folder.
 """
 
+import base64
 import contextlib
 import hashlib
 import json
@@ -62,6 +66,9 @@ class StandInHub:
         self._cuts: dict[str, _Cut] = {}
         self._sizes: dict[str, int] = {}
         self._damaged: set[str] = set()
+        self.writer: tuple[str, str] | None = None  # name and token
+        self.private: dict[str, bool] = {}  # of the repositories that were made here
+        self._uploads: dict[str, bytes] = {}
         self._lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", port), self._handler())
         self._server.daemon_threads = True
@@ -162,6 +169,10 @@ class StandInHub:
                         hub._too_many = (times - 1, retry_after)
                         wait = {"Retry-After": retry_after} if retry_after is not None else {}
                         return self.refuse(429, None, "You have hit the rate limit", wait)
+                if path == "/api/whoami-v2":
+                    if not self.may_write():
+                        return self.refuse(401, None, "Invalid username or password.")
+                    return self.json({"name": hub.writer[0], "type": "user", "orgs": []})
                 if m := re.fullmatch(r"/api/(datasets|models)/([^/]+/[^/]+)(?:/revision/(.+))?", path):
                     return self.listing(m[1], m[2], m[3] or "main")
                 if m := re.fullmatch(r"/(?:datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
@@ -171,6 +182,67 @@ class StandInHub:
                         return self.refuse(400, None, "Only one auth mechanism allowed")
                     return self.content(m[3], hub._snapshots[m[1], m[2]][m[3]], {})
                 return self.refuse(404, None, f"the stand-in has no {path}")
+
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                path = unquote(urlsplit(self.path).path)
+                with hub._lock:
+                    hub.requests.append(Request("POST", path, None))
+                if path == "/api/validate-yaml":
+                    return self.json({"warnings": [], "errors": []})
+                if not self.may_write():
+                    return self.refuse(403, None, "This token may not write")
+                if path == "/api/repos/create":
+                    return self.create(json.loads(body))
+                if m := re.fullmatch(r"/api/models/([^/]+/[^/]+)/preupload/main", path):
+                    files = json.loads(body)["files"]
+                    modes = {f["path"]: "lfs" if f["size"] >= LFS_FROM_BYTES else "regular" for f in files}
+                    told = [{"path": p, "uploadMode": m, "shouldIgnore": False} for p, m in modes.items()]
+                    return self.json({"files": told})
+                if path.endswith(".git/info/lfs/objects/batch"):
+                    asked = json.loads(body)["objects"]
+                    objects = [
+                        {**o, "actions": {"upload": {"href": f"{hub.url}/upload/{o['oid']}", "header": {}}}}
+                        for o in asked
+                    ]
+                    return self.json({"transfer": "basic", "objects": objects})
+                if m := re.fullmatch(r"/api/models/([^/]+/[^/]+)/commit/main", path):
+                    return self.commit(m[1], [json.loads(line) for line in body.splitlines()])
+                return self.refuse(404, None, f"the stand-in has no {path}")
+
+            def do_PUT(self):
+                content = self.rfile.read(int(self.headers["Content-Length"]))
+                oid = self.path.rpartition("/")[2]
+                if hashlib.sha256(content).hexdigest() != oid:
+                    return self.refuse(400, None, "another file than was announced")
+                hub._uploads[oid] = content
+                self.send(200, b"", {})
+
+            def may_write(self) -> bool:
+                return hub.writer is not None and self.headers.get("Authorization") == f"Bearer {hub.writer[1]}"
+
+            def create(self, asked: dict):
+                owner = asked.get("organization") or hub.writer[0]
+                repo = f"{owner}/{asked['name']}"
+                if (hub.root / repo).is_dir():
+                    return self.json({"error": "You already created this model repo", "url": f"{hub.url}/{repo}"}, 409)
+                (hub.root / repo).mkdir(parents=True)
+                hub.private[repo] = asked.get("visibility") == "private" or bool(asked.get("private"))
+                self.json({"url": f"{hub.url}/{repo}", "id": repo, "name": repo})
+
+            def commit(self, repo: str, items: list[dict]):
+                for item in items:
+                    value = item["value"]
+                    if item["key"] in ("file", "lfsFile"):
+                        path = hub.root / repo / value["path"]
+                        path.parent.mkdir(parents=True, exist_ok=True)
+                        lfs = item["key"] == "lfsFile"
+                        path.write_bytes(hub._uploads[value["oid"]] if lfs else base64.b64decode(value["content"]))
+                oid = hub.commit(repo)
+                self.json({"success": True, "commitOid": oid, "commitUrl": f"{hub.url}/{repo}/commit/{oid}"})
+
+            def json(self, value, status: int = 200):
+                self.send(status, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
             def listing(self, kind: str, repo: str, revision: str):
                 if not (hub.root / repo).is_dir():

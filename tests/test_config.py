@@ -16,8 +16,11 @@ REAL = [ROOT / "config/config.yaml", ROOT / "config/datasets.yaml"]
 def test_the_ten_datasets():
     config = load()
     check_adapters(config)
-    assert [n.split("_")[0] for n in config.names()] == ["A1", "A2", *(f"B{k}" for k in range(1, 9))]
+    trained = config.names("prompts", "tokenized_data")
+    assert [n.split("_")[0] for n in trained] == ["A1", "A2", *(f"B{k}" for k in range(1, 9))]
     assert [n.split("_")[0] for n in config.names("tokenized_data")] == ["A1", "A2"]
+    assert config.names("benchmark") == ["E1_mtbench", "E2_gsm8k", "E3_humaneval", "E4_math500"]
+    assert config.names() == [*trained, *config.names("benchmark")]
     assert config.datasets["B4_mixturethoughts"].sources[0].patterns == ("all/train-*.parquet",)
     assert config.preparation("A1_deepswekimi").loss_mask == "after_first_user"
     assert config.preparation("B5_openthoughts").cap == 10000
@@ -83,7 +86,7 @@ def test_every_key_is_described():
             assert field.description or _models(field.annotation), f"{model.__name__}.{name} has no description"
         return seen
 
-    assert len(models(Config, set())) == 14
+    assert len(models(Config, set())) == 17
 
 
 def _models(annotation):

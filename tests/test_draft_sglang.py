@@ -7,6 +7,8 @@ import random
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,18 +20,21 @@ from eyas.config import Evaluation, Generation, Sglang, Target, load
 from eyas.corpus import build_corpus
 from eyas.deployment import CHECK
 from eyas.eagle3.checkpoint import check_export
+from eyas.eagle3.products import rms_norm
+from eyas.eagle3.propose import Proposer
 from eyas.eagle3.train import Folders, train
 from eyas.errors import EyasError
+from eyas.evaluation.acceptance import Acceptance
+from eyas.evaluation.engines import Places, try_draft
 from eyas.evaluation.prompts import Asked
-from eyas.evaluation.served import try_served
+from eyas.evaluation.served import Served, lines_of
 from eyas.evaluation.summary import agreement, disagreement, summarize
-from eyas.evaluation.walk import walk_trial
 from eyas.records import write_json
 from eyas.states import shard_path
 from eyas.target.embedded import Embedded
 from eyas.target.engine import Request
 from eyas.target.head import Head, extract_head
-from eyas.target.launch import open_drafting
+from eyas.target.launch import Drafting
 from eyas.vocabulary import build_vocabulary
 from sglang_server import PYTHON, SglangCpu, cpu_env, cpu_flags, require_sglang_cpu, shared_model
 from test_capture import opened, settings_for, target_of
@@ -174,40 +179,133 @@ def test_a_tensor_that_is_missing_is_caught_and_would_cost_acceptance(model, tra
     assert gain(answered(model, damaged, prompts[:4], tmp_path)) < 0.6 * gain(sound[:4])
 
 
-def test_the_reference_and_sglang_accept_alike(model, trained, tmp_path):
-    """Over prompts whose greedy answers agree: the engines differ by rounding, so some answers part at a tie."""
-    draft, prompts = trained
-    asked = [Asked(f"p{k}", "A", ids) for k, ids in enumerate(prompts)]
+@pytest.fixture(scope="module")
+def asked(trained):
+    return [Asked(f"p{k}", "A", ids) for k, ids in enumerate(trained[1])]
+
+
+@pytest.fixture(scope="module")
+def settings(model):
+    """Of an evaluation: eyas starts servers itself, as in a run."""
     flags = {"attention-backend": False, **dict.fromkeys(BACKENDS, "intel_amx")}
     wanted = {"max_new_tokens": TOKENS, "concurrency": (1, 4), "flags": flags}
-    evaluation = Evaluation.model_validate(wanted)
     sglang = Sglang(python=str(PYTHON), flags=cpu_flags(), env=cpu_env(), gpus=0, idle_s=0)
     changes = {"engine": "sglang", "model": str(model), "weights": None, "sglang": sglang}
     target = Target.model_validate({**CONFIG.target.model_dump(), **changes})
+    evaluation = Evaluation.model_validate(wanted)
+    return {"evaluate": evaluation.model_dump(mode="json"), "target": target.model_dump(mode="json")}
 
-    def open_server(with_draft):
-        return open_drafting(target, tmp_path, draft if with_draft else None, evaluation.chain, evaluation.flags)
 
-    lines, speed = try_served(asked, evaluation, open_server)
-    trial = walk_trial(str(model), draft, Head.load(draft.parent / "head.safetensors").embed_tokens, evaluation)
-    walked = {p.id: {"id": p.id, "dataset": "A", **trial(p)} for p in asked}
+@pytest.fixture(scope="module")
+def places(model, trained, tmp_path_factory):
+    draft = trained[0]
+    return Places(draft, draft.parent / "head.safetensors", model, tmp_path_factory.mktemp("state"))
+
+
+@pytest.fixture(scope="module")
+def walked(settings, asked, places):
+    """By the reference."""
+    return try_draft("walk", settings, asked, places)[0]
+
+
+def agrees(engine, lines, walked):
+    """The acceptance lengths of an engine and of the reference over prompts whose greedy answers agree."""
+    found = agreement(walked, lines)
+    accepted = [(line["accepted"], own["accepted"]) for line, own in zip(lines[-len(walked) :], walked, strict=True)]
+    assert found["answers"] >= 2 and found["it"] > 1.1, found
+    assert disagreement(engine, found) == [], (found, accepted)
+
+
+def test_the_reference_and_sglang_accept_alike(settings, asked, places, walked):
+    """The engines differ by rounding, so some answers part at a tie."""
+    lines, speed = try_draft("sglang", settings, asked, places)
     four = [line for line in lines if line["concurrency"] == 4]
     assert len(four) == len(asked) and {line["concurrency"] for line in lines} == {1, 4}
-    found = agreement(list(walked.values()), lines)
-    accepted = [(line["accepted"], walked[line["id"]]["accepted"]) for line in four]
-    assert found["answers"] >= 2 and found["it"] > 1.1, found
-    assert disagreement("sglang", found) == [], (found, accepted)
+    agrees("sglang", lines, walked)
+    evaluation = Evaluation.model_validate(settings["evaluate"])
     for line in lines:  # SGLang counts what the answer holds, up to what the last verification gave too many
         given = sum(n * (k + 1) for k, n in enumerate(line["accepted"]))
         assert 0 <= given - (len(line["output_ids"]) - 1) <= evaluation.chain
-    summary = summarize(evaluation, {"sglang": lines}, draft)
+    summary = summarize(evaluation, {"sglang": lines}, places.draft, speed)
     assert set(summary["speedup"]["sglang"]) == {"1", "4"} and summary["verdict"]["engine"] == "sglang"
     assert all(rates["tokens_per_s"] > 0 for at in speed.values() for rates in at.values())
 
 
-def test_the_wrong_flag_costs_acceptance_in_silence(model, trained, sound, tmp_path):
-    draft, prompts = trained
-    assert gain(answered(model, draft, prompts[:4], tmp_path, "EAGLE")) < 0.6 * gain(sound[:4])
+def test_the_reference_and_llamacpp_accept_alike(settings, asked, places, walked):
+    pytest.importorskip("xllamacpp")
+    lines, _ = try_draft("llamacpp", settings, asked, places)
+    agrees("llamacpp", lines, walked)
+    for line in lines:
+        given = sum(n * (k + 1) for k, n in enumerate(line["accepted"]))
+        assert 0 <= given - (len(line["output_ids"]) - 1) <= 3
+        assert line["seconds"] > 0 and shared_start(line["output_ids"], line["alone_ids"]) > 0
+    assert not list((places.state / "evaluation/llamacpp").iterdir()), "what was converted is removed"
+
+
+def other_order(tensors):
+    """As if low and high layer had changed places."""
+    low, mid, high = tensors["fc.weight"].chunk(3, dim=1)
+    tensors["fc.weight"] = torch.cat([high, mid, low], 1)
+
+
+def dropped_d2t(tensors):
+    """As if the draft's ids were the target's."""
+    tensors["d2t"] = torch.zeros_like(tensors["d2t"])
+    tensors["t2d"] = torch.arange(len(tensors["t2d"])) < len(tensors["d2t"])
+
+
+def random_lm_head(tensors):
+    head = tensors["lm_head.weight"]
+    tensors["lm_head.weight"] = (
+        torch.randn(head.shape, generator=torch.Generator().manual_seed(0)).to(head) * head.std()
+    )
+
+
+def other_states(tensors):
+    """The file is sound: what goes on from one token to the next is the state after the norm, not before it."""
+
+
+@pytest.mark.parametrize("fault", [other_order, dropped_d2t, random_lm_head, other_states])
+def test_the_agreement_check_catches_each_planted_fault(settings, asked, places, walked, tmp_path, fault, monkeypatch):
+    """An engine that feeds the draft otherwise, or has another draft, answers the same and accepts less."""
+    draft = tmp_path / "draft"
+    shutil.copytree(places.draft, draft)
+    tensors = load_file(draft / "model.safetensors")
+    fault(tensors)
+    save_file(tensors, draft / "model.safetensors")
+    if fault is other_states:
+        layer = Proposer._layer
+
+        def normed(self, *args):
+            return rms_norm(layer(self, *args), self.draft.config.rms_norm_eps)[0] * self.draft.norm.weight
+
+        monkeypatch.setattr(Proposer, "_layer", normed)
+    lines, _ = try_draft("walk", settings, asked, replace(places, draft=draft, state=tmp_path))
+    found = agreement(walked, lines)
+    assert found["answers"] == len(asked), "the answers are the target's own"
+    assert [finding["kind"] for finding in disagreement("sglang", found)] == ["engines"], found
+    lenient = Evaluation.model_validate({**settings["evaluate"], "min_acceptance": 1.0})
+    kinds = [finding["kind"] for finding in summarize(lenient, {"walk": lines}, draft)["findings"]]
+    assert "gap" in kinds or fault is other_states, "the training had simulated more"
+
+
+def test_the_wrong_flag_is_seen_when_it_is_served_for_real(model, settings, asked, places, walked, tmp_path):
+    """What EAGLE accepts, it accepts in silence: the evaluation fails, and names the flag first."""
+
+    @contextmanager
+    def wrong(drafting):
+        algorithm = {} if drafting is None else served(model, places.draft, "EAGLE")
+        with SglangCpu(model, tmp_path / f"{drafting}.log", algorithm) as server:
+            yield server
+
+    few = {4: asked[:4]}
+    tried = Served(settings, places.draft, tmp_path, wrong)
+    lines = lines_of(few, tried.passes(Drafting(3, 1, 4), few), tried.passes(None, few))
+    wrong_gain, right_gain = (Acceptance.of(own).length - 1 for own in (lines, walked[:4]))
+    assert wrong_gain < 0.6 * right_gain
+    evaluation = Evaluation.model_validate({**settings["evaluate"], "min_acceptance": 1.0})
+    with pytest.raises(EyasError, match=r"(?s)1\. another algorithm than EAGLE3 .* EAGLE: WRONG.*2\. the draft"):
+        summarize(evaluation, {"sglang": lines}, places.draft)
 
 
 def test_the_draft_on_the_disk_is_the_one_that_was_trained(trained):

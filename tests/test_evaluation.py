@@ -2,22 +2,27 @@
 
 import json
 import shutil
+from contextlib import nullcontext
 
 import pytest
 
 torch = pytest.importorskip("torch")
+import numpy as np  # noqa: E402
 import pyarrow as pa  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from eyas.config import Evaluation  # noqa: E402
-from eyas.describe_evaluation import describe_evaluation  # noqa: E402
+from eyas.describe_evaluation import describe_evaluation, describe_scaling, describe_sweep  # noqa: E402
 from eyas.eagle3.checkpoint import export  # noqa: E402
 from eyas.errors import EyasError  # noqa: E402
 from eyas.evaluation.acceptance import Acceptance  # noqa: E402
-from eyas.evaluation.prompts import heldout_prompts  # noqa: E402
+from eyas.evaluation.prompts import choose_prompts, heldout_prompts, read_prompts, write_prompts  # noqa: E402
+from eyas.evaluation.scaling import fit_scaling  # noqa: E402
 from eyas.evaluation.summary import summarize  # noqa: E402
-from eyas.evaluation.trials import read_trials, run_trials  # noqa: E402
+from eyas.evaluation.sweep import sweep_summary, swept  # noqa: E402
+from eyas.evaluation.trials import run_trials  # noqa: E402
+from eyas.records import content_id  # noqa: E402
 from test_eagle3_ttt import config, make_draft  # noqa: E402
 
 PLAIN_S, CHAIN_S, VERIFY_S = 0.02, 0.004, 0.024  # seconds of a step; for a chain of two
@@ -116,6 +121,26 @@ def test_engines_that_accept_differently_on_equal_answers_are_a_finding(folder):
     assert "SGLang accepts 1.59 tokens a step, the reference 1.75, over 2 prompts" in found["findings"][0]["text"]
 
 
+def test_benchmark_sets_stand_by_themselves(folder):
+    lines = [trial("a", [10, 6, 4]), {**trial("b", [20, 0, 0], "E1"), "benchmark": True}]
+    found = summarize(Evaluation(chain=2), {"walk": lines}, folder)
+    assert found["acceptance_length"]["walk"] == pytest.approx(1.7), "of what was held out"
+    assert set(found["by_dataset"]["walk"]) == {"B1"} and found["by_benchmark"]["walk"]["E1"]["acceptance_length"] == 1
+
+
+def test_the_verdict_is_for_the_concurrency_that_the_server_will_have(folder):
+    """A step with the draft costs more the more answers there are: 1.4 times one without, then 1.64, 2.0, 2.6."""
+    lines = [{**trial(str(c), [10, 6, 4], scale=1 + 0.2 * k), "concurrency": c} for k, c in enumerate((1, 2, 4, 8))]
+    asked = {"concurrency": (1, 2, 4, 8)}
+    few = summarize(Evaluation(chain=2, serving_concurrency=2, **asked), {"sglang": lines}, folder)["verdict"]
+    assert few["faster"] and few["concurrency"] == 2
+    assert few["sentence"].endswith("It is slower at 4 (0.87 times) and 8 (0.76 times).")
+    many = summarize(Evaluation(chain=2, serving_concurrency=8, **asked), {"sglang": lines}, folder)["verdict"]
+    assert not many["faster"] and many["sentence"].endswith("It is faster at 1 (1.21 times) and 2 (1.01 times).")
+    with pytest.raises(ValueError, match="serving_concurrency is 3, which `concurrency`"):
+        Evaluation(serving_concurrency=3, **asked)
+
+
 def test_answers_that_part_are_counted_and_too_many_are_a_finding(folder):
     some = summary_of(folder, trial("a", [10, 6, 4], parted=3), trial("b", [10, 6, 4]))
     assert some["lossless"]["walk"] == {
@@ -133,9 +158,10 @@ def test_a_draft_that_gains_nothing_fails_with_the_causes_that_were_checked(fold
     ) as caught:
         summary_of(folder, trial("a", [20, 0, 0]))
     assert "another algorithm" not in str(caught.value), "no server was involved"
-    lines = [{**trial("a", [20, 0, 0]), "algorithm": "EAGLE"}]
-    with pytest.raises(EyasError, match=r"(?s)1\. another algorithm than EAGLE3 .* EAGLE: WRONG"):
-        summarize(Evaluation(chain=2), {"sglang": lines}, folder)
+    for accepted in ([20, 0, 0], [10, 6, 4]):  # what it accepts by luck makes it no better
+        lines = [{**trial("a", accepted), "algorithm": "EAGLE"}]
+        with pytest.raises(EyasError, match=r"(?s)1\. another algorithm than EAGLE3 .* EAGLE: WRONG"):
+            summarize(Evaluation(chain=2), {"sglang": lines}, folder)
     tensors = load_file(folder / "model.safetensors")
     tensors["lm_head"] = tensors.pop("lm_head.weight")
     save_file(tensors, folder / "model.safetensors")
@@ -154,15 +180,15 @@ def test_trials_go_on_where_they_stopped(tmp_path):
             tried.append(prompt.id)
             return {"output_ids": [1, 2], "accepted": [1, 0], "alone_ids": [1, 2]}
 
-        return one
+        return nullcontext(one)
 
-    run = (asked, tmp_path / "journal.jsonl", tmp_path / "walk.jsonl", opened)
+    run = ("walk", asked, tmp_path / "journal.jsonl", opened)
     with pytest.raises(KeyboardInterrupt):
         run_trials(*run)
-    assert not (tmp_path / "walk.jsonl").exists() and len(tried) == 2
+    assert len(tried) == 2
     first, tried[:] = list(tried), []
-    run_trials(*run)
-    assert [line["id"] for line in read_trials(tmp_path / "walk.jsonl")] == [p.id for p in asked] == [*first, *tried]
+    assert [line["id"] for line in run_trials(*run)] == [p.id for p in asked] == [*first, *tried]
+    assert not run_trials(*run)[0]["benchmark"] and len(tried) == 2, "nothing is tried twice"
 
 
 def corpus(folder):
@@ -196,6 +222,94 @@ def test_the_page_tells_the_verdict_and_the_findings(folder, tmp_path):
     several = summarize(Evaluation(chain=2), {"sglang": lines}, folder)
     path.write_text(json.dumps({**several, "settings": {"evaluate": {"chain": 2}}}))
     assert "break-even" in describe_evaluation(path) and set(several["cost_ratio"]["sglang"]) == {"1", "4"}
+    speed = {"requests": 8, "tokens_per_s": 1234.5, "tokens_per_s_of_a_request": 99.25, "first_token_s": 0.0312}
+    served = summarize(Evaluation(chain=2), {"sglang": lines}, folder, {"4": {"with": speed, "without": speed}})
+    path.write_text(json.dumps({**served, "settings": {"evaluate": {"chain": 2}}}))
+    assert "1,234.5" in describe_evaluation(path) and "0.031" in describe_evaluation(path)
     shutil.copyfile(folder / "config.json", path)
     with pytest.raises(EyasError, match="summary.json: cannot be read"):
         describe_evaluation(path)
+
+
+# Benchmark sets
+
+
+def test_a_benchmark_s_prompt_that_is_trained_on_is_passed_over(tmp_path, smollm2, caplog):
+    """Trained on: the same prompt in the target's tokens. The others come by their ids, which are hashes."""
+    texts = [f"Question {k}" for k in range(6)]
+    prompts = [[{"role": "user", "content": text}] for text in texts]
+    encoded = [ids for ids, _ in smollm2.encode([smollm2.format.prompt(messages) for messages in prompts])]
+    trained = {"id": "t", "dataset": "A1", "input_ids": [*encoded[2], 9], "loss_mask": [0] * len(encoded[2]) + [1]}
+    pq.write_table(pa.Table.from_pylist([trained]), tmp_path / "train.parquet")
+    corpus(tmp_path)
+    lines = [{"id": content_id(m), "dataset": "E1", "messages": m, "meta": {}} for m in prompts]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    caplog.set_level("INFO")
+    benchmarks = {"E1": (tmp_path / "prompts.jsonl", False)}
+    asked = choose_prompts(Evaluation(prompts=4), tmp_path, benchmarks, smollm2)
+    judged = [p for p in asked if p.benchmark]
+    expected = sorted((line["id"], ids) for k, (line, ids) in enumerate(zip(lines, encoded, strict=True)) if k != 2)
+    assert [(p.id, p.input_ids) for p in judged] == expected[:4] and {p.dataset for p in judged} == {"E1"}
+    assert "4 prompts asked of 6; passed over: 1 are trained on, 0 are longer" in caplog.text
+    write_prompts(tmp_path / "asked.jsonl", asked)
+    assert read_prompts(tmp_path / "asked.jsonl") == asked and len(asked) == 6 + 4
+    (tmp_path / "prompts.jsonl").write_text(json.dumps(lines[2]) + "\n")
+    with pytest.raises(EyasError, match=r"none of its prompts can be asked: 1 are trained on"):
+        choose_prompts(Evaluation(), tmp_path, benchmarks, smollm2)
+    (tmp_path / "prompts.jsonl").write_text(json.dumps({**lines[2], "id": "x"}) + "\n")
+    with pytest.raises(EyasError, match=r"prompts\.jsonl, line 1: id is not the hash of messages"):
+        choose_prompts(Evaluation(), tmp_path, benchmarks, smollm2)
+
+
+# Sweeps, and more data
+
+
+def test_a_sweep_names_the_fastest(folder, tmp_path):
+    wanted = Evaluation(chain=2, sweep={"chains": [1, 2], "topk": [1, 4]})
+    tried, left_out = swept(wanted, "walk")
+    assert [(d.chain, d.topk, d.verified) for d in tried] == [(1, 1, 2), (2, 1, 3)]
+    assert [str(d) for d in left_out] == ["trees of 1 × 4", "trees of 2 × 4"] and not swept(wanted, "sglang")[1]
+    one = {**trial("a", [50, 50]), "seconds": 100 * 1.3 * PLAIN_S}
+    trials = [(tried[0], [one]), (tried[1], [trial("a", [50, 45, 5])])]
+    found = sweep_summary(wanted, "walk", 1, trials)
+    assert found["best"]["chain"] == 1 and [round(row["speedup"], 2) for row in found["tried"]] == [1.15, 1.11]
+    assert "evaluate.chain: 1 and topk" in found["sentence"].replace("evaluate.topk", "topk")
+    assert "Those of the configuration make 1.11 times" in found["sentence"]
+    path = tmp_path / "sweep.json"
+    path.write_text(json.dumps(found))
+    assert "trees of 2 × 4" in describe_sweep(path) and "<svg" in describe_sweep(path)
+    with pytest.raises(EyasError, match=r"evaluate\.sweep\.topk: the reference drafts chains alone"):
+        swept(Evaluation(sweep={"topk": [4]}), "walk")
+
+
+def part(tokens, accepted, prompts=30, seed=0):
+    """A draft on so many tokens, whose verifications accept `accepted` of one draft, give or take."""
+    generator = np.random.default_rng(seed)
+    hits = generator.binomial(100, accepted, prompts)
+    lines = [trial(f"p{k}", [100 - int(n), int(n)]) for k, n in enumerate(hits)]
+    return {"samples": tokens // 100, "corpus_tokens": tokens, "steps": 7}, lines
+
+
+def test_what_more_data_would_bring(tmp_path):
+    growing = [part(1000 * 2**k, 0.3 + 0.05 * k, seed=k) for k in range(4)]
+    found = fit_scaling(growing)
+    assert found["by_doubling"] == pytest.approx(0.05, abs=0.01)
+    low, high = found["interval"]
+    assert 0 < low < 0.05 < high and "More data helps." in found["sentence"]
+    assert low == min(found["interval_of_prompts"][0], found["interval_of_line"][0])
+    assert found["next"] == {"tokens": 16000, "acceptance_length": pytest.approx(1.5, abs=0.03)}
+    path = tmp_path / "summary.json"
+    path.write_text(json.dumps(found))
+    assert "More data helps." in describe_scaling(path) and "<svg" in describe_scaling(path)
+    flat = fit_scaling([part(1000 * 2**k, 0.4, seed=k) for k in range(4)])
+    assert flat["interval"][0] < 0 < flat["interval"][1] and "cannot be told" in flat["sentence"]
+
+
+def test_a_fit_uses_the_prompts_that_all_drafts_answered():
+    one, two = part(1000, 0.3), part(2000, 0.4, prompts=20)
+    assert fit_scaling([one, two])["prompts"] == 20
+    strangers = (two[0], [{**line, "id": "x" + line["id"]} for line in two[1]])
+    with pytest.raises(EyasError, match="no held-out prompt was answered with all drafts"):
+        fit_scaling([one, strangers])
+    with pytest.raises(EyasError, match="does not tell how many tokens"):
+        fit_scaling([({"steps": 1}, one[1]), two])

@@ -42,7 +42,7 @@ def with_capture(**changes):
 
 def test_nothing_is_guessed_of_what_is_not_there(tmp_path):
     result = plan(CONFIG, tmp_path, HIDDEN)
-    assert result["tokens"] == 0 and result["unknown"] == CONFIG.names()
+    assert result["tokens"] == 0 and result["unknown"] == CONFIG.names("prompts", "tokenized_data")
     assert result["hours"] == {"answering": 0.0, "capturing": 0.0}
 
 

@@ -1,5 +1,6 @@
 """Files as they come: BOMs, cut lines, broken arrays, missing columns. Good rows are kept, damage is named."""
 
+import gzip
 import json
 
 import pyarrow as pa
@@ -133,3 +134,17 @@ def test_an_unknown_ending_is_refused(tmp_path):
     (tmp_path / "x.csv").write_text("a,b\n")
     with pytest.raises(EyasError, match=r"expected \.parquet"):
         open_rows(tmp_path / "x.csv", None)
+
+
+def test_gzipped_lines_are_read_and_a_cut_file_is_named(tmp_path):
+    path, lines = tmp_path / "x.jsonl.gz", [json.dumps({"a": k, "b": str(k) * 50}) for k in range(3000)]
+    path.write_bytes(gzip.compress("\n".join(lines).encode()))
+    reader = open_rows(path, None)
+    found = [value for batch in reader.batches() for _, value in batch]
+    assert [row["a"] for row in found] == list(range(3000)) and reader.fraction_done == 1.0
+    path.write_bytes(path.read_bytes()[:-2000])
+    with pytest.raises(EyasError, match=r"x\.jsonl\.gz: damaged after line [\d,]+: .*: fetch it again"):
+        rows(path)
+    path.write_bytes(b"no gzip")
+    with pytest.raises(EyasError, match="damaged after line 0"):
+        rows(path)

@@ -14,13 +14,13 @@ import yaml
 from conftest import ROOT, SNAKEMAKE
 from workflow_copy import Workflow, make_workflow
 
-DATASETS = ("A2_kimik25", "B3_magicoder", "B5_openthoughts")
+DATASETS = ("A2_kimik25", "B3_magicoder", "B5_openthoughts", "E3_humaneval")
 PROMPTS = "prepared/B5_openthoughts/prompts.jsonl"
 
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory, smollm2_folder):
-    """Three small datasets, run to the end once."""
+    """Three small datasets and a benchmark set, run to the end once."""
     root = tmp_path_factory.mktemp("finished")
     workflow = make_workflow(root, DATASETS, smollm2_folder, idle_s=2, flags={"answered": "answered.txt"})
     workflow.run("all")
@@ -58,6 +58,38 @@ def test_a_finished_run_has_every_file_log_and_benchmark_and_nothing_to_do(workf
     assert "Nothing to be done" in workflow.run("all")
 
 
+def test_a_benchmark_set_judges_and_never_trains(workflow):
+    assert not (workflow.work / "responses/E3_humaneval").exists()
+    corpus = json.loads((workflow.work / "corpus/stats.json").read_bytes())
+    assert "E3_humaneval" not in corpus["by_dataset"]
+    summary = json.loads((workflow.work / "evaluation/summary.json").read_bytes())
+    assert summary["by_benchmark"]["sglang"]["E3_humaneval"]["answers"] == 3
+    assert "E3_humaneval" not in summary["by_dataset"]["sglang"]
+    assert "| E3_humaneval | 3 |" in (workflow.work / "deploy/draft/README.md").read_text()
+    assert set(summary["speed"]["1"]["with"]) >= {"tokens_per_s", "tokens_per_s_of_a_request", "first_token_s"}
+
+
+def test_other_chains_and_more_data_are_tried_when_asked(workflow):
+    """A sweep over chains and trees, and drafts on parts of the corpus, each a target of its own."""
+    sweep = {"chains": [1, 2], "topk": [1, 2], "prompts": 2}
+    workflow.config(lambda c: (c["evaluate"].update(sweep=sweep), c.update(scaling={"parts": [4, 2]})))
+    workflow.run("sweep", "scaling")
+    told = json.loads((workflow.work / "evaluation/sweep.json").read_bytes())
+    assert [(row["chain"], row["topk"], row["draft_tokens"]) for row in told["tried"]] == [
+        *((1, 1, 2), (2, 1, 3), (1, 2, 3), (2, 2, 5)),
+    ]
+    assert told["best"] in told["tried"] and told["left_out"] == []
+    log = (workflow.work / "logs/sweep_evaluation.log").read_text()
+    assert log.count("without the draft, 1 at once: asked before") == 3, "the plain server is asked once for all"
+    scaling = json.loads((workflow.work / "scaling/summary.json").read_bytes())
+    samples = [draft["samples"] for draft in scaling["drafts"]]
+    whole = json.loads((workflow.work / "draft/training.json").read_bytes())["samples"]
+    assert samples == [-(-whole // 4), -(-whole // 2), whole] and scaling["prompts"] >= 1
+    for page in ("sweep", "scaling"):
+        assert "<svg" in (workflow.work / f"reports/{page}.html").read_text()
+    assert "Nothing to be done" in workflow.run("all", "sweep", "scaling")
+
+
 def test_edited_code_and_config_rebuild_nothing_by_themselves(workflow):
     for path in (workflow.root / "scripts").rglob("*.py"):
         path.write_text(path.read_text() + "\n# edited\n")
@@ -79,7 +111,7 @@ def test_one_lost_output_rebuilds_that_dataset_and_no_other(workflow, how):
     rules = ("prepare_prompts", "generate_responses", "describe_prepared", "describe_responses")
     plan = {**{rule: ["B5_openthoughts"] for rule in rules}, "capture_states": [""] * 3}
     once = ("build_corpus", "build_vocabulary", "describe_corpus", "train_draft", "describe_training", "tally_records")
-    judged = ("evaluate_sglang", "summarize_evaluation", "describe_evaluation", "deploy_draft")
+    judged = ("choose_prompts", "evaluate_sglang", "summarize_evaluation", "describe_evaluation", "deploy_draft")
     plan |= {rule: [""] for rule in (*once, *judged)}
     assert workflow.planned("all") == plan
     if how != "deleted":

@@ -149,6 +149,9 @@ class Dataset(Strict):
         description="`prompts`: the target must still answer; `tokenized_data`: already the target's words."
     )
     sources: tuple[Source, ...] = Field(min_length=1, description="The files it is made of, in order.")
+    benchmark: bool = Field(
+        False, description="A public set that judges the draft: its prompts are asked in the evaluation, never trained."
+    )
     license: str | None = Field(None, description="As its page on the Hub says; the model card names it.")
     options: dict[str, Any] = Field(default_factory=dict, description="The adapter's own options (see its module).")
     prepare: dict[str, Any] = Field(
@@ -157,6 +160,17 @@ class Dataset(Strict):
     generate: dict[str, Any] = Field(
         default_factory=dict, description="Keys of `generate:` that differ for this dataset."
     )
+
+    @property
+    def kind(self) -> str:
+        """What becomes of it: `prompts` that are answered, `tokenized_data`, or a `benchmark`."""
+        return "benchmark" if self.benchmark else self.produces
+
+    @model_validator(mode="after")
+    def benchmarks_are_prompts(self) -> "Dataset":
+        if self.benchmark and self.produces != "prompts":
+            raise ValueError("a benchmark set is asked, not trained on: produces: prompts")
+        return self
 
 
 class Generation(Strict):
@@ -299,20 +313,38 @@ class Training(Strict):
     wandb: str | None = Field(None, description="Project on Weights & Biases; null: none.")
 
 
+class Sweep(Strict):
+    """What `snakemake sweep` tries: every chain with every topk."""
+
+    chains: tuple[int, ...] = Field((1, 2, 3, 4, 5, 6, 7), min_length=1, description="Values of evaluate.chain.")
+    topk: tuple[int, ...] = Field(
+        (1, 4), min_length=1, description="Values of evaluate.topk; trees (above 1) are SGLang's alone."
+    )
+    prompts: int = Field(40, ge=1, description="Prompts that each is tried on, from the datasets in turn.")
+
+
 class Evaluation(Strict):
     """How it is found out whether the draft makes serving faster."""
 
-    prompts: int = Field(40, ge=1, description="Held-out prompts of each dataset, at most.")
+    prompts: int = Field(40, ge=1, description="Prompts of each dataset (held out) and benchmark set, at most.")
     max_prompt_tokens: int = Field(4096, ge=1, description="Longer prompts are passed over.")
     max_new_tokens: int = Field(512, ge=2, description="An answer is cut after so many tokens.")
     temperature: float = Field(0.0, ge=0, description="0: greedy, and the answers must be those without a draft.")
-    chain: int = Field(3, ge=1, description="Tokens that the draft proposes at each step (SGLang's num-steps).")
+    chain: int = Field(3, ge=1, description="Tokens ahead that the draft proposes at each step (SGLang's num-steps).")
+    topk: int = Field(1, ge=1, description="Branches of each token: 1 is a chain, more a tree (SGLang's eagle-topk).")
+    draft_tokens: int | None = Field(
+        None, ge=2, description="Tokens of a tree that the target verifies at once; null: 1 + chain × topk."
+    )
     concurrency: tuple[int, ...] = Field(
         (1, 2, 4, 8, 16), min_length=1, description="Answers at once at which the speed is measured, on a server."
     )
-    reference: bool = Field(
-        False,
-        description="Beside SGLang, try the draft in one process, too: for targets that a machine without it can run.",
+    serving_concurrency: int = Field(
+        1, ge=1, description="Answers at once that the server will have, one of `concurrency`: the verdict is for it."
+    )
+    witnesses: tuple[Literal["walk", "llamacpp"], ...] = Field(
+        (),
+        description="Engines that try the draft beside the target's own, on a machine that can run the target without "
+        "SGLang: `walk`, the reference in one process; `llamacpp`, llama.cpp by xllamacpp.",
     )
     max_gap: float = Field(
         0.3,
@@ -326,10 +358,52 @@ class Evaluation(Strict):
         description="Flags of a server with the draft, where they differ from target.sglang.flags.",
     )
     min_acceptance: float = Field(1.05, ge=1, description="At a smaller acceptance length the evaluation fails.")
+    sweep: Sweep = Sweep()
+
+    @model_validator(mode="after")
+    def fits_together(self) -> "Evaluation":
+        if self.serving_concurrency not in self.concurrency:
+            raise ValueError(
+                f"serving_concurrency is {self.serving_concurrency}, which `concurrency` ({self.concurrency}) lacks: "
+                "the verdict is for a concurrency that was measured"
+            )
+        if self.topk == 1 and self.draft_tokens not in (None, self.chain + 1):
+            raise ValueError(
+                f"draft_tokens is {self.draft_tokens}: a chain has chain + 1 = {self.chain + 1}: leave the key out"
+            )
+        return self
 
     @property
     def sampling(self) -> Generation:
         return Generation(temperature=self.temperature, max_new_tokens=self.max_new_tokens, top_p=1)
+
+    @property
+    def verified_tokens(self) -> int:
+        """Tokens that the target verifies at once."""
+        return self.draft_tokens or 1 + self.chain * self.topk
+
+
+class Scaling(Strict):
+    """Whether more data would help: drafts trained on parts of the corpus, with equal settings."""
+
+    parts: tuple[int, ...] = Field(
+        (8, 4, 2), min_length=2, description="A draft is trained on 1/8, 1/4, 1/2 of the samples, beside the whole."
+    )
+
+    @model_validator(mode="after")
+    def are_parts(self) -> "Scaling":
+        if min(self.parts) < 2 or len(set(self.parts)) < len(self.parts):
+            raise ValueError("parts are denominators above 1, each once: 8 stands for 1/8 of the samples")
+        return self
+
+
+class Deployment(Strict):
+    """Where the draft is pushed."""
+
+    repo: str | None = Field(
+        None, description="Repository on the Hub, owner/name; null: the token's owner / the target's name with -eagle3."
+    )
+    private: bool = Field(True, description="Whether a repository that does not exist yet is made a private one.")
 
 
 # Settings of the training that do not decide what comes of it: a run goes on when they change.
@@ -363,6 +437,8 @@ class Config(Strict):
     draft: DraftModel = DraftModel()
     train: Training = Training()
     evaluate: Evaluation = Evaluation()
+    scaling: Scaling = Scaling()
+    deploy: Deployment = Deployment()
     probe_rows: int = Field(300, ge=1, description="Rows of each dataset that `snakemake probe` reads.")
     resources: Resources = Resources()
     datasets: dict[Name, Dataset] = Field(
@@ -398,9 +474,9 @@ class Config(Strict):
         except ValidationError as error:
             raise ValueError(f"datasets.{name}.{key}: {_explain(error, model)}") from error
 
-    def names(self, produces: str | None = None) -> list[str]:
-        """Names of the datasets, of one class when `produces` is given, in the config's order."""
-        return [n for n, d in self.datasets.items() if produces in (None, d.produces)]
+    def names(self, *kinds: Literal["prompts", "tokenized_data", "benchmark"]) -> list[str]:
+        """Names of the datasets in the config's order, of some kinds or of all; benchmark sets are a kind of theirs."""
+        return [n for n, d in self.datasets.items() if not kinds or d.kind in kinds]
 
     def prepare_settings(self, name: str) -> dict:
         """Everything that decides what `prepared/<name>/` holds, as plain JSON.
@@ -427,7 +503,8 @@ class Config(Strict):
 
     def corpus_settings(self) -> dict:
         """Everything that `corpus/` is made with besides the records, as plain JSON."""
-        of_datasets = {"datasets": self.names(), "tokenized": self.names("tokenized_data")}
+        trained = self.names("prompts", "tokenized_data")
+        of_datasets = {"datasets": trained, "tokenized": self.names("tokenized_data")}
         return {**self.corpus.model_dump(mode="json"), **of_datasets}
 
     def vocabulary_settings(self) -> dict:
@@ -447,14 +524,19 @@ class Config(Strict):
         """Everything that `draft/` is made with besides the states, as plain JSON."""
         return {**self.model_dump(mode="json", include={"draft", "train"}), **self.capture_settings()}
 
+    def part_settings(self, part: int) -> dict:
+        """The same for a draft that is trained on one part of so many."""
+        return {**self.train_settings(), "part": part}
+
     def evaluate_settings(self) -> dict:
-        """Everything that `evaluation/` is made with besides the draft and the prompts, as plain JSON."""
-        return self.model_dump(mode="json", include={"evaluate", "target"})
+        """Everything that `evaluation/` is made with besides the draft and the data, as plain JSON."""
+        thinking = {name: self.generation(name).thinking for name in self.names("benchmark")}
+        return {**self.model_dump(mode="json", include={"evaluate", "target"}), "benchmarks": thinking}
 
     def deploy_settings(self) -> dict:
         """Everything that `deploy/` is made with besides the draft and what was measured, as plain JSON."""
         licenses = {name: dataset.license for name, dataset in self.datasets.items()}
-        return {**self.evaluate_settings(), "licenses": licenses}
+        return {**self.evaluate_settings(), "deploy": self.deploy.model_dump(mode="json"), "licenses": licenses}
 
 
 def parse(raw: dict) -> Config:

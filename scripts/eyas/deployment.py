@@ -8,18 +8,20 @@
 No slowdown is shipped: when the evaluation found the draft slower, the server is started without it, and says so.
 """
 
+import re
 import shlex
 import shutil
 from pathlib import Path
 
 import yaml
 
-from eyas.config import Evaluation, Target
+from eyas.config import Deployment, Evaluation, Target
 from eyas.eagle3.checkpoint import CONFIG, WEIGHTS, check_export
+from eyas.errors import EyasError
 from eyas.evaluation import ENGINES
-from eyas.evaluation.prompts import heldout_prompts, in_turns
+from eyas.evaluation.prompts import in_turns, read_prompts
 from eyas.records import read_json, whole_file, write_json
-from eyas.target.launch import ALGORITHM, arguments, drafting_target
+from eyas.target.launch import ALGORITHM, Drafting, arguments, ask_flags, drafting_target
 
 CHECKED_PROMPTS = 8
 FLOOR = 0.8  # of the gain that was measured: less fails the check
@@ -27,12 +29,12 @@ CHECK = Path(__file__).with_name("deployment_check.py")
 DRAFT = '"$here/draft"'
 
 
-def deploy(settings: dict, draft: Path, evaluation: Path, corpus: Path, licenses: dict[str, str], out: Path) -> None:
-    """Write `out`. settings: config.Config.evaluate_settings; evaluation: summary.json; corpus: its folder.
+def deploy(settings: dict, draft: Path, evaluation: Path, corpus: Path, out: Path, state: Path) -> None:
+    """Write `out`. settings: config.Config.deploy_settings. evaluation, corpus: their folders.
 
-    licenses: of the datasets, by name.
+    state: where it is remembered which flags the server's own version has parsed (state/server).
     """
-    summary, stats = read_json(evaluation), read_json(corpus / "stats.json")
+    summary, stats = read_json(evaluation / "summary.json"), read_json(corpus / "stats.json")
     asked, target = Evaluation.model_validate(settings["evaluate"]), Target.model_validate(settings["target"])
     check_export(draft)
     (out / "draft").mkdir(parents=True, exist_ok=True)
@@ -41,8 +43,9 @@ def deploy(settings: dict, draft: Path, evaluation: Path, corpus: Path, licenses
             shutil.copyfileobj(original, copy)
     check_export(out / "draft")
     with whole_file(out / "draft/README.md") as file:
-        file.write(model_card(summary, stats, read_json(draft / "training.json"), target, licenses).encode())
-    prompts = heldout_prompts(corpus / "heldout.parquet", CHECKED_PROMPTS, asked.max_prompt_tokens)
+        training = read_json(draft / "training.json")
+        file.write(model_card(summary, stats, training, target, settings["licenses"]).encode())
+    prompts = [p for p in read_prompts(evaluation / "prompts.jsonl") if not p.benchmark]
     length = summary["verdict"]["acceptance_length"]
     write_json(
         out / "prompts.json",
@@ -52,34 +55,69 @@ def deploy(settings: dict, draft: Path, evaluation: Path, corpus: Path, licenses
             "prompts": [p.input_ids for p in in_turns(prompts, CHECKED_PROMPTS)],
         },
     )
-    for name, text in (("launch_server.sh", launch_script(target, asked, summary)), ("check", CHECK.read_text())):
+    launch = launch_script(target, asked, summary, state)
+    for name, text in (("launch_server.sh", launch), ("check", CHECK.read_text())):
         with whole_file(out / name) as file:
             file.write(text.encode())
         (out / name).chmod(0o755)
 
 
-def launch_script(target: Target, evaluation: Evaluation, summary: dict) -> str:
-    """The server's command for this host, with the draft when that is faster."""
+def push(draft: Path, deployment: Deployment, target: str) -> dict:
+    """Push a draft's folder to the Hub: {"repo", "commit", "url"}. target: its name, for the repository's.
+
+    EyasError when there is no token, or the Hub refuses.
+    """
+    from huggingface_hub import HfApi, get_token
+
+    check_export(draft)
+    if get_token() is None:
+        raise EyasError("HF_TOKEN: not set: pushing needs a token that may write (or log in with `hf auth login`)")
+    api, repo = HfApi(), deployment.repo
+    try:
+        words = re.findall(r"\w+(?:\.\w+)*", target, re.ASCII)
+        repo = repo or f"{api.whoami()['name']}/{'-'.join([*words, 'eagle3'])}"
+        api.create_repo(repo, private=deployment.private, exist_ok=True)
+        commit = api.upload_folder(folder_path=draft, repo_id=repo, commit_message=f"EAGLE-3 draft for {target}")
+    except Exception as error:  # network, access, name: many kinds, and all end here
+        first = (str(error) or type(error).__name__).splitlines()[0]
+        raise EyasError(
+            f"deploy.repo: {repo or 'the token'}: the Hub does not take it ({first}): use a token that may write, or "
+            "name another repository"
+        ) from None
+    return {"repo": repo, "commit": commit.oid, "url": f"{api.endpoint}/{repo}"}
+
+
+def launch_script(target: Target, evaluation: Evaluation, summary: dict, state: Path) -> str:
+    """The server's command for this host, with the draft when that is faster at the concurrency that it will have.
+
+    EyasError when the server's own version does not take the flags. Where the evaluation did without SGLang, none is
+    asked, and the script says so.
+    """
     verdict = summary["verdict"]
     measured = f"Measured with {ENGINES[verdict['engine']]}: {verdict['sentence']}"
     if verdict["faster"]:
         best = summary["best_chain"][verdict["engine"]][str(verdict["concurrency"])]["drafts"]
-        served = drafting_target(target, Path("@draft@"), best, evaluation.flags).sglang
-        words = f"# With the draft in chains of {best}. {measured}"
+        drafting = Drafting.of(evaluation) if evaluation.topk > 1 else Drafting(best, 1, best + 1)
+        served = drafting_target(target, Path("@draft@"), drafting, evaluation.flags)
+        words = f"# With the draft in {drafting}. {measured}"
     else:
-        served = target.sglang
+        served = target
         words = f"# WITHOUT the draft, which would make serving slower. {measured}"
-    flags = " ".join(shlex.quote(a) for a in arguments(served)).replace("@draft@", DRAFT)
+    if target.engine == "sglang":
+        ask_flags(served, state / "deployed")
+    else:
+        words += f"\n# The flags were not checked: {target.name} was evaluated without SGLang."
+    flags = " ".join(shlex.quote(a) for a in arguments(served.sglang)).replace("@draft@", DRAFT)
     model = str(Path(target.model).absolute()) if Path(target.model).is_dir() else target.model
-    env = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in served.env.items())
+    env = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in target.sglang.env.items())
     return (
         "#!/usr/bin/env bash\n"
-        f"# Starts {target.name} on SGLang {served.version}.\n{words}\n"
+        f"# Starts {target.name} on SGLang {target.sglang.version}.\n{words}\n"
         "# PYTHON, HOST and PORT in the environment replace the defaults; further flags may follow.\n"
         "set -euo pipefail\n"
         'here=$(cd "$(dirname "$0")" && pwd)\n'
         f"{env}"
-        f'exec "${{PYTHON:-{served.python}}}" -m sglang.launch_server --model-path {shlex.quote(model)} '
+        f'exec "${{PYTHON:-{target.sglang.python}}}" -m sglang.launch_server --model-path {shlex.quote(model)} '
         f'--host "${{HOST:-127.0.0.1}}" --port "${{PORT:-30000}}" {flags} "$@"\n'
     )
 
@@ -99,10 +137,12 @@ def model_card(summary: dict, stats: dict, training: dict, target: Target, licen
         if own["samples"]
     )
     lengths = "\n".join(
-        f"| {name} | {own['answers']} | {own['acceptance_length']:.2f} |"
-        for name, own in summary["by_dataset"][verdict["engine"]].items()
+        f"| {name}{kind} | {own['answers']} | {own['acceptance_length']:.2f} |"
+        for key, kind in (("by_benchmark", ""), ("by_dataset", ", held out"))
+        for name, own in summary[key][verdict["engine"]].items()
         if own["acceptance_length"] is not None
     )
+    drafting = Drafting(summary["chain"], summary["topk"], summary["draft_tokens"])
     return f"""---
 {yaml.safe_dump(front, sort_keys=False)}---
 # EAGLE-3 draft for {target.name}
@@ -111,11 +151,11 @@ Served with SGLang's `--speculative-algorithm {ALGORITHM}`, it proposes tokens t
 answers stay the target's own. Any other algorithm accepts nothing, without an error.
 config.json numbers the target's layers as SGLang does for this target; other servers may count otherwise.
 
-{verdict["sentence"]} Measured with {ENGINES[verdict["engine"]]}, on held-out prompts, answers of at most
-{summary["settings"]["evaluate"]["max_new_tokens"]} tokens, temperature {summary["temperature"]}. The target's own token
-counts in the acceptance length.
+{verdict["sentence"]} Measured with {ENGINES[verdict["engine"]]} and {drafting}, on prompts that it was not trained on,
+answers of at most {summary["settings"]["evaluate"]["max_new_tokens"]} tokens, temperature {summary["temperature"]}.
+The target's own token counts in the acceptance length.
 
-| held out of | answers | acceptance length |
+| prompts | answers | acceptance length |
 |---|---|---|
 {lengths}
 

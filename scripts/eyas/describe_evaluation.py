@@ -1,5 +1,6 @@
-"""The page about the evaluation: the verdict, what the draft gains by position and by dataset, what a step costs."""
+"""Pages about the evaluation: the verdict, what the draft gains and what a step costs; other chains; more data."""
 
+import math
 from pathlib import Path
 
 import orjson
@@ -25,10 +26,70 @@ def describe_evaluation(path: Path) -> str:
         _engines(summary),
         _concurrency(summary),
         _positions(summary),
-        _datasets(summary),
+        _datasets(summary, "by_dataset", "Held-out prompts, by dataset"),
+        _datasets(summary, "by_benchmark", "Public benchmark sets"),
+        _speed(summary),
         _same(summary),
         _settings(summary),
         subtitle="Held-out prompts, answered with the draft and without it",
+    )
+
+
+def describe_sweep(path: Path) -> str:
+    """path: evaluation/sweep.json."""
+    sweep = read_json(path)
+    heads = ["chain", "branches (topk)", "verified at once", "acceptance length", "cost of a step", "speedup"]
+    rows = [
+        [
+            *(row["chain"], row["topk"], row["draft_tokens"]),
+            *(f"{row[key]:.2f}" for key in ("acceptance_length", "cost_ratio", "speedup")),
+        ]
+        for row in sweep["tried"]
+    ]
+    lines: dict = {}
+    for row in sweep["tried"]:
+        lines.setdefault(f"topk {row['topk']}", []).append((row["chain"], row["speedup"]))
+    chains = sorted({row["chain"] for row in sweep["tried"]})
+    lines["break-even"] = [(chains[0], 1.0), (chains[-1], 1.0)]
+    left_out = sweep["left_out"]
+    return pages.page(
+        "Which chain is the fastest?",
+        pages.section("Verdict", pages.tag("p", sweep["sentence"])),
+        pages.section(
+            "Speedup by length of the chain",
+            pages.line_chart_svg(lines, "tokens ahead (chain)", "speed over that without a draft"),
+        ),
+        pages.section("What was tried", pages.table(heads, rows, numeric=set(range(len(heads))))),
+        pages.notice(f"Not tried, since the reference drafts chains alone: {', '.join(left_out)}.") if left_out else "",
+        subtitle=f"Measured with {ENGINES[sweep['engine']]}, {sweep['concurrency']} at once",
+    )
+
+
+def describe_scaling(path: Path) -> str:
+    """path: scaling/summary.json."""
+    scaling = read_json(path)
+    heads = ["samples", "tokens", "steps", "acceptance length", "by the fit"]
+    rows = [
+        [d["samples"], d["tokens"], d["steps"], f"{d['acceptance_length']:.3f}", f"{d['fitted']:.3f}"]
+        for d in scaling["drafts"]
+    ]
+    lines = {
+        label: [(math.log2(d["tokens"]), d[key]) for d in scaling["drafts"]]
+        for label, key in (("measured", "acceptance_length"), ("fitted", "fitted"))
+    }
+    note = (
+        f"Each draft was trained with the same settings, on a part of the samples; {scaling['prompts']} held-out "
+        "prompts. The interval is the wider of two: prompts drawn anew, and the drafts' distance from the line. What "
+        "another seed of the training would give is in neither."
+    )
+    return pages.page(
+        "Would more data help?",
+        pages.section("Verdict", pages.tag("p", scaling["sentence"])),
+        pages.section(
+            "Acceptance length by tokens", pages.line_chart_svg(lines, "log₂ of the tokens", "acceptance length")
+        ),
+        pages.section("Drafts", pages.table(heads, rows, numeric=set(range(len(heads)))), note=note),
+        subtitle="Drafts trained on parts of the corpus",
     )
 
 
@@ -87,7 +148,7 @@ def _positions(summary: dict) -> Html:
     return pages.section("Accepted by position", picture)
 
 
-def _datasets(summary: dict) -> Html:
+def _datasets(summary: dict, key: str, heading: str) -> Html:
     heads = ["dataset", "engine", "answers", "verifications", "acceptance length"]
     heads += [f"position {k + 1}" for k in range(summary["chain"])]
     rows = [
@@ -96,10 +157,26 @@ def _datasets(summary: dict) -> Html:
             "–" if own["acceptance_length"] is None else f"{own['acceptance_length']:.2f}",
             *(pages.percent(rate) for rate in own["accepted_by_position"] or [None] * summary["chain"]),
         ]
-        for engine, datasets in summary["by_dataset"].items()
+        for engine, datasets in summary[key].items()
         for name, own in datasets.items()
     ]
-    return pages.section("By dataset", pages.table(heads, rows, numeric=set(range(2, len(heads)))))
+    return pages.section(heading, pages.table(heads, rows, numeric=set(range(2, len(heads))))) if rows else Html("")
+
+
+def _speed(summary: dict) -> Html:
+    heads = ["answers at once", "draft", "requests", "tokens/s in all", "tokens/s of a request", "first token (s)"]
+    rows = [
+        [
+            *(int(concurrency), how, own["requests"], f"{own['tokens_per_s']:,.1f}"),
+            *(f"{own['tokens_per_s_of_a_request']:,.1f}", f"{own['first_token_s']:.3f}"),
+        ]
+        for concurrency, both in summary["speed"].items()
+        for how, own in both.items()
+    ]
+    if not rows:
+        return Html("")
+    note = "Of a request: the median, after its first token."
+    return pages.section("Speed of the server", pages.table(heads, rows, numeric={0, 2, 3, 4, 5}), note=note)
 
 
 def _same(summary: dict) -> Html:

@@ -135,8 +135,8 @@ def _tokens(config: Config, root: Path) -> list[Tokens]:
     kept = sum(s["kept"] for s in answered.values() if s)
     length = sum(s["trainable_tokens"] for s in answered.values() if s) / kept if kept else None  # of an answer
     rows = []
-    for name, dataset in config.datasets.items():
-        stats = prepared[name]
+    for name in config.names("prompts", "tokenized_data"):
+        stats, dataset = prepared[name], config.datasets[name]
         if answered.get(name):
             rows.append(Tokens(name, answered[name]["tokens"], 0, "its answers"))
         elif not stats:

@@ -7,7 +7,10 @@ whole (cut off, not Parquet, a broken array) raises EyasError with the file and 
 """
 
 import codecs
+import gzip
 import json
+import os
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,12 +37,13 @@ def open_rows(path: Path, columns: tuple[str, ...] | None) -> "ParquetRows | Jso
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         return ParquetRows(path, columns)
-    if suffix in (".jsonl", ".ndjson"):
+    if suffix in (".jsonl", ".ndjson") or path.name.lower().endswith((".jsonl.gz", ".ndjson.gz")):
         return JsonLines(path)
     if suffix == ".json":
         return JsonLines(path) if _holds_lines(path) else JsonItems(path)
     raise EyasError(
-        f"{path}: unknown kind of file; expected .parquet, .jsonl, .ndjson or .json: change `files` of the source"
+        f"{path}: unknown kind of file; expected .parquet, .jsonl(.gz), .ndjson(.gz) or .json: change `files` of the "
+        "source"
     )
 
 
@@ -130,16 +134,32 @@ class JsonRows(ABC):
 
 
 class JsonLines(JsonRows):
-    """A JSONL file: one JSON value a line; a BOM, CRLF and blank lines are nothing special."""
+    """A JSONL file, as it is or gzipped: one JSON value a line; a BOM, CRLF and blank lines are nothing special."""
+
+    def __init__(self, path: Path):
+        super().__init__(path)
+        self.zipped = path.suffix.lower() == ".gz"
+        if self.zipped and self.size >= 4:
+            with open(path, "rb") as file:
+                file.seek(-4, os.SEEK_END)
+                self.size = int.from_bytes(file.read(4), "little")  # of its last member, unpacked
+
+    @property
+    def fraction_done(self) -> float:
+        return min(1.0, super().fraction_done)
 
     def rows(self) -> Iterator[tuple[int, Any]]:
-        with open(self.path, "rb", buffering=READ_BYTES) as file:
-            for number, line in enumerate(file, start=1):
-                self.done += len(line)
-                if number == 1:
-                    line = line.removeprefix(codecs.BOM_UTF8)
-                if line and not line.isspace():
-                    yield number, parse_line(line)
+        number = 0
+        try:
+            with gzip.open(self.path) if self.zipped else open(self.path, "rb", buffering=READ_BYTES) as file:
+                for number, line in enumerate(file, start=1):
+                    self.done += len(line)
+                    if number == 1:
+                        line = line.removeprefix(codecs.BOM_UTF8)
+                    if line and not line.isspace():
+                        yield number, parse_line(line)
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise EyasError(f"{self.path}: damaged after line {number:,}: {error}: fetch it again") from None
 
 
 class JsonItems(JsonRows):

@@ -24,6 +24,7 @@ from eyas.records import RECORD_FILES, fault_in_prompt, fault_in_tokenized, is_b
 from eyas.workers import Workers
 
 TOKENIZED, AWAITING, ANSWERED, ANSWERS = "tokenized", "awaiting inference", "answered", "answers"
+JUDGING = "benchmark"
 CLASSES = {"tokenized_data": TOKENIZED, "prompts": AWAITING}
 NOTES = {
     "prepared": "Each line was parsed and checked. Tokens of prompts are what the target reads; its answers are what "
@@ -86,12 +87,12 @@ def tally(
         stages.setdefault(piece.stage, {"rows": []})["rows"].append(row)
     for name, stage in stages.items():
         present = {r["class"] for r in stage["rows"]} | ({TOKENIZED, AWAITING} if name == "prepared" else set())
-        labels = [c for c in (TOKENIZED, AWAITING, ANSWERED, ANSWERS) if c in present]
+        labels = [c for c in (TOKENIZED, AWAITING, ANSWERED, ANSWERS, JUDGING) if c in present]
         stage["classes"] = {c: _sum(r for r in stage["rows"] if r["class"] == c) for c in labels}
     return {
         "settings_fingerprint": settings_fingerprint(config),
         "stages": stages,
-        "total": _sum(r for r in rows if r["class"] != ANSWERED),  # those count by their answers
+        "total": _sum(r for r in rows if r["class"] not in (ANSWERED, JUDGING)),  # counted by answers; not trained
         "problems": [
             {"stage": p.stage, **{k: r[k] for k in ("dataset", "state", "what", "command")}}
             for p, r in zip(pieces, rows, strict=True)
@@ -149,7 +150,7 @@ def _prepared(config: Config, folder: Path, responses: Path) -> list[Piece]:
         kind = config.dataset(name).produces
         below = f"{name}/{RECORD_FILES[kind]}"
         answered = kind == "prompts" and _answers(responses, name).exists()
-        label = ANSWERED if answered else CLASSES[kind]
+        label = ANSWERED if answered else JUDGING if config.dataset(name).benchmark else CLASSES[kind]
         settings = config.prepare_settings(name)
         pieces.append(Piece("prepared", name, kind, label, folder / below, f"prepared/{below}", settings))
     return pieces

@@ -43,10 +43,15 @@ class Folders:
 def train(settings: dict, at: Folders, alive: Callable[[], None] | None = None) -> None:
     """Train, or go on, and publish `at.out`/{model.safetensors,config.json,metrics.jsonl,training.json}.
 
-    settings: config.Config.train_settings. A run's checkpoints lie below at.state, in a folder named by all that
-    decides what comes of the run. alive: of a window, see Window.wait_for. EyasError for what does not fit, before
-    anything is trained; window.Starved when the next shard of a window is not there and not waited for.
+    settings: config.Config.train_settings or part_settings. A run's checkpoints lie below at.state, in a folder named
+    by all that decides what comes of the run. alive: of a window, see Window.wait_for. EyasError for what does not fit,
+    before anything is trained; window.Starved when the next shard of a window is not there and not waited for.
     """
+    if "part" in settings and settings["capture"]["window"] is not None:
+        raise EyasError(
+            "capture.window: a draft on a part of the corpus needs all states on the disk: set it to null, with fewer "
+            "prompts (prepare.cap) where they do not fit"
+        )
     training, model = Training.model_validate(settings["train"]), DraftModel.model_validate(settings["draft"])
     target, capture = Target.model_validate(settings["target"]), Capture.model_validate(settings["capture"])
     objective = objective_of(training)
@@ -55,7 +60,7 @@ def train(settings: dict, at: Folders, alive: Callable[[], None] | None = None) 
         heldout = Shards(shard_files(at.states / "heldout", capture.heldout_shards))
         window = window_of(settings, at.states, at.corpus, at.vocabulary, at.state)
         if window is None:
-            shards = Shards(shard_files(at.states / "train", capture.shards))
+            shards = Shards(shard_files(at.states / "train", capture.shards), settings.get("part", 1))
         elif window.next < window.total:
             shards = Shards([window.wait_for(window.next, alive)])
         else:  # all was trained; what is left is to publish
@@ -84,7 +89,8 @@ def train(settings: dict, at: Folders, alive: Callable[[], None] | None = None) 
         position = trainer.run(source)
         whole = world.whole_draft(trainer.model, draft)
         if world.rank == 0:
-            publish(whole, state, at.out, settings, vars(position))
+            read = {"samples": len(shards.samples), "corpus_tokens": shards.tokens} if window is None else {}
+            publish(whole, state, at.out, settings, vars(position), read)
         world.wait()
 
 
@@ -93,7 +99,8 @@ def run_key(settings: dict, draft: Draft, shards: Shards) -> str:
     deciding = {k: v for k, v in settings["train"].items() if k not in DECIDES_NO_TRAINING}
     contents = [shard.metadata["content"] for shard in shards.shards]
     warm_start = settings["draft"]["warm_start"]
-    return fingerprint(deciding, draft.config.to_json(), warm_start, contents, draft.d2t.tolist())
+    part = [settings["part"]] if "part" in settings else []
+    return fingerprint(deciding, draft.config.to_json(), warm_start, contents, draft.d2t.tolist(), *part)
 
 
 def shard_files(folder: Path, count: int) -> list[Path]:
@@ -117,8 +124,11 @@ def refuse_full_disk(draft, folder: Path) -> None:
         )
 
 
-def publish(draft, state: Path, out: Path, settings: dict, position: dict) -> None:
-    """The best draft by held-out acceptance length, or the last one; what was measured; how it was made."""
+def publish(draft, state: Path, out: Path, settings: dict, position: dict, read: dict) -> None:
+    """The best draft by held-out acceptance length, or the last one; what was measured; how it was made.
+
+    read: samples and tokens of one pass, where it is known.
+    """
     out.mkdir(parents=True, exist_ok=True)
     best = state / BEST
     if position["best"] is not None:
@@ -136,6 +146,7 @@ def publish(draft, state: Path, out: Path, settings: dict, position: dict) -> No
     write_json(
         out / "training.json",
         {
+            **read,
             "steps": position["step"],
             "tokens": position["tokens"],
             "seconds": round(position["seconds"], 1),

@@ -1,73 +1,132 @@
-"""The draft tried on SGLang: the same prompts, the same flags, one server with the draft and then one without.
+"""The draft tried on SGLang: the same prompts, the same flags, servers with the draft and one without it.
 
 Every prompt is asked at each concurrency, streamed, so that the time to the first token is known. SGLang tells how many
-verifications an answer took and how many of them accepted how many drafts (meta_info). A line as in trials.py, one for
-each prompt and concurrency, with first_s and alone_first_s: seconds to the first token.
+verifications an answer took and how many of them accepted how many drafts (meta_info). A pass is all answers of one
+server at one concurrency; it is kept when it ends, so that a run that was killed asks only what is left, and a sweep
+finds what the evaluation has asked.
 """
 
 import asyncio
 import logging
+import socket
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import orjson
 
-from eyas.config import Evaluation, Generation
+from eyas.config import Evaluation, Generation, Target
 from eyas.errors import EyasError
 from eyas.evaluation.prompts import Asked, in_turns
+from eyas.evaluation.trials import draft_digest
+from eyas.records import write_json
+from eyas.target.engine import identity_of
+from eyas.target.launch import Drafting
 from eyas.target.sglang import Server, algorithm_of
+from eyas.window import fingerprint
 
 LEAST, EACH = 8, 2  # prompts asked at a concurrency: at least so many, and so many for each that is answered at once
 TIMEOUT_S = 3600
 
 
-def try_served(
-    prompts: list[Asked],
-    evaluation: Evaluation,
-    open_server: Callable[[bool], AbstractContextManager[Server]],
-) -> tuple[list[dict], dict]:
-    """(lines of evaluation/sglang.jsonl, speed by concurrency). open_server: with the draft, or without it.
+@dataclass(frozen=True)
+class Pass:
+    """answers: {"output_ids", "accepted" [chain + 1], "first_s", "seconds": after the first token}, as asked.
 
-    The highest concurrency asks all prompts, the others as many as a rate needs. EyasError when an answer fails.
+    wall: seconds of all of them. algorithm: that the server speculates with; None: it does not.
     """
-    passes = {c: prompts_for(prompts, c, evaluation.concurrency) for c in evaluation.concurrency}
-    found: dict[bool, dict[int, list[dict]]] = {}
-    speed: dict = {str(c): {} for c in passes}
-    algorithm = None
-    for with_draft in (True, False):
-        with open_server(with_draft) as server:
-            found[with_draft] = {}
-            algorithm = algorithm_of(server.url) if with_draft else algorithm
-            asyncio.run(_ask_all(server.url, prompts[:1], evaluation.sampling, 1))  # the first answer is slow
-            for c, asked in passes.items():
-                started = time.perf_counter()
-                answers = asyncio.run(_ask_all(server.url, asked, evaluation.sampling, c))
-                speed[str(c)]["with" if with_draft else "without"] = _rates(answers, time.perf_counter() - started)
-                found[with_draft][c] = answers
-                logging.info("%s the draft, %s at once: %s", "with" if with_draft else "without", c, speed[str(c)])
-    lines = [
-        {
-            **{"id": prompt.id, "dataset": prompt.dataset, "concurrency": c, "algorithm": algorithm},
-            **{"output_ids": a["output_ids"], "accepted": _padded(a, evaluation.chain, prompt)},
-            **{"seconds": round(a["seconds"], 4), "first_s": round(a["first_s"], 4)},
-            **{"alone_ids": b["output_ids"], "alone_seconds": round(b["seconds"], 4)},
-            "alone_first_s": round(b["first_s"], 4),
+
+    answers: list[dict]
+    wall: float
+    algorithm: str | None
+
+    @property
+    def rates(self) -> dict:
+        """Tokens a second in all and of a request, median seconds to the first token."""
+        tokens = sum(len(a["output_ids"]) for a in self.answers)
+        alone = sorted((len(a["output_ids"]) - 1) / max(a["seconds"], 1e-9) for a in self.answers)
+        first = sorted(a["first_s"] for a in self.answers)
+        return {
+            "requests": len(self.answers),
+            "tokens_per_s": round(tokens / self.wall, 2),
+            "tokens_per_s_of_a_request": round(alone[len(alone) // 2], 2),
+            "first_token_s": round(first[len(first) // 2], 4),
         }
-        for c, asked in passes.items()
-        for prompt, a, b in zip(asked, found[True][c], found[False][c], strict=True)
+
+
+class Served:
+    """Asks servers, and keeps what they answered.
+
+    open_server: with the draft, or (None) without it. folder: of the passes; a server is opened when one is missing.
+    """
+
+    def __init__(
+        self,
+        settings: dict,
+        draft: Path,
+        folder: Path,
+        open_server: Callable[[Drafting | None], AbstractContextManager[Server]],
+    ):
+        evaluation, target = Evaluation.model_validate(settings["evaluate"]), Target.model_validate(settings["target"])
+        self.sampling, self.open_server, self.folder = evaluation.sampling, open_server, folder
+        self.digest = draft_digest(draft)
+        deciding = target.sglang.model_dump(mode="json", include={"python", "version", "flags", "env", "gpus"})
+        asked = evaluation.model_dump(mode="json", include={"max_new_tokens", "temperature", "flags"})
+        self.key = (identity_of(target), deciding, asked, socket.gethostname())
+
+    def passes(self, drafting: Drafting | None, asked: dict[int, list[Asked]]) -> dict[int, Pass]:
+        """asked: concurrency → prompts. EyasError when an answer fails."""
+        found, words = {}, f"with {drafting}" if drafting else "without the draft"
+        with ExitStack() as opened:
+            server = None
+            for c, prompts in asked.items():
+                path = self._path(drafting, c, prompts)
+                if path.exists():
+                    found[c] = Pass(**orjson.loads(path.read_bytes()))
+                    logging.info("%s, %s at once: asked before: %s", words, c, found[c].rates)
+                    continue
+                if server is None:
+                    server = opened.enter_context(self.open_server(drafting))
+                    algorithm = algorithm_of(server.url) if drafting else None
+                    _ask_all(server.url, prompts[:1], self.sampling, 1, drafting)  # the first answer is slow
+                answers, wall = _ask_all(server.url, prompts, self.sampling, c, drafting)
+                found[c] = Pass(answers, wall, algorithm)
+                write_json(path, asdict(found[c]))
+                logging.info("%s, %s at once: %s", words, c, found[c].rates)
+        return found
+
+    def _path(self, drafting: Drafting | None, concurrency: int, prompts: list[Asked]) -> Path:
+        own = None if drafting is None else [asdict(drafting), self.digest]
+        name = fingerprint(self.key, own, concurrency, [[p.id, p.input_ids] for p in prompts])
+        return self.folder / f"pass-{name}.json"
+
+
+def lines_of(asked: dict[int, list[Asked]], drafted: dict[int, Pass], alone: dict[int, Pass]) -> list[dict]:
+    """Lines as in trials.py, one for each prompt and concurrency, with first_s and alone_first_s."""
+    return [
+        {
+            **{"id": prompt.id, "dataset": prompt.dataset, "benchmark": prompt.benchmark, "concurrency": c},
+            **{"algorithm": drafted[c].algorithm, "output_ids": a["output_ids"], "accepted": a["accepted"]},
+            **{"seconds": a["seconds"], "first_s": a["first_s"]},
+            **{"alone_ids": b["output_ids"], "alone_seconds": b["seconds"], "alone_first_s": b["first_s"]},
+        }
+        for c, prompts in asked.items()
+        for prompt, a, b in zip(prompts, drafted[c].answers, alone[c].answers, strict=True)
     ]
-    return lines, speed
 
 
-def prompts_for(prompts: list[Asked], concurrency: int, all_of_them: tuple[int, ...]) -> list[Asked]:
-    """What is asked at one concurrency: all at the highest, else enough for a rate, from the datasets in turn."""
-    if concurrency == max(all_of_them):
-        return prompts
-    return in_turns(prompts, max(LEAST, EACH * concurrency))
+def prompts_by_concurrency(prompts: list[Asked], concurrencies: Iterable[int]) -> dict[int, list[Asked]]:
+    """What is asked: all at the highest concurrency, else enough for a rate, from the datasets in turn."""
+    highest = max(concurrencies)
+    return {c: prompts if c == highest else in_turns(prompts, max(LEAST, EACH * c)) for c in concurrencies}
 
 
-async def _ask_all(url: str, prompts: list[Asked], sampling: Generation, concurrency: int) -> list[dict]:
+def _ask_all(
+    url: str, prompts: list[Asked], sampling: Generation, concurrency: int, drafting: Drafting | None
+) -> tuple[list[dict], float]:
+    """(an answer for each prompt, seconds of all)"""
     import aiohttp
 
     waiting, answers = list(enumerate(prompts))[::-1], [None] * len(prompts)
@@ -76,15 +135,18 @@ async def _ask_all(url: str, prompts: list[Asked], sampling: Generation, concurr
     async def ask(session) -> None:
         while waiting:
             k, prompt = waiting.pop()
-            answers[k] = await _answer(session, url, prompt, sampling)
+            answers[k] = await _answer(session, url, prompt, sampling, drafting)
 
-    async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
-        await asyncio.gather(*(ask(session) for _ in range(concurrency)))
-    return answers
+    async def ask_all() -> None:
+        async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
+            await asyncio.gather(*(ask(session) for _ in range(concurrency)))
+
+    started = time.perf_counter()
+    asyncio.run(ask_all())
+    return answers, time.perf_counter() - started
 
 
-async def _answer(session, url: str, prompt: Asked, sampling: Generation) -> dict:
-    """{"output_ids", "meta", "first_s", "seconds": after the first token}"""
+async def _answer(session, url: str, prompt: Asked, sampling: Generation, drafting: Drafting | None) -> dict:
     import aiohttp
 
     params = {"temperature": sampling.temperature, "max_new_tokens": sampling.max_new_tokens}
@@ -99,18 +161,18 @@ async def _answer(session, url: str, prompt: Asked, sampling: Generation) -> dic
                     continue
                 first = first or time.perf_counter() - started
                 said = orjson.loads(line[5:])
-        seconds = time.perf_counter() - started - first
-        return {"output_ids": said["output_ids"], "meta": said["meta_info"], "first_s": first, "seconds": seconds}
+        answer = {"output_ids": said["output_ids"], "first_s": round(first, 4)}
+        answer["seconds"] = round(time.perf_counter() - started - first, 4)
     except (TimeoutError, aiohttp.ClientError, OSError, ValueError, KeyError, TypeError) as error:
         raise EyasError(
             f"prompt {prompt.id} of {prompt.dataset}: the server did not answer ({type(error).__name__}: {error}): "
             "look at its log in state/server/, and run again"
         ) from None
+    return answer | ({"accepted": _accepted(said["meta_info"], drafting.chain, prompt)} if drafting else {})
 
 
-def _padded(answer: dict, chain: int, prompt: Asked) -> list[int]:
+def _accepted(meta: dict, chain: int, prompt: Asked) -> list[int]:
     """Verifications by number of accepted drafts, [chain + 1]."""
-    meta = answer["meta"]
     counts = meta.get("spec_correct_drafts_histogram")
     if counts is None:
         raise EyasError(
@@ -118,16 +180,3 @@ def _padded(answer: dict, chain: int, prompt: Asked) -> list[int]:
             f"meta_info, found {', '.join(meta)}: serve with the pinned version (target.sglang.version)"
         )
     return [*counts, *[0] * (chain + 1 - len(counts))]
-
-
-def _rates(answers: list[dict], wall: float) -> dict:
-    """Of one pass: tokens a second in all and of a request, median seconds to the first token."""
-    tokens = sum(len(a["output_ids"]) for a in answers)
-    alone = sorted((len(a["output_ids"]) - 1) / max(a["seconds"], 1e-9) for a in answers)
-    first = sorted(a["first_s"] for a in answers)
-    return {
-        "requests": len(answers),
-        "tokens_per_s": round(tokens / wall, 2),
-        "tokens_per_s_of_a_request": round(alone[len(alone) // 2], 2),
-        "first_token_s": round(first[len(first) // 2], 4),
-    }

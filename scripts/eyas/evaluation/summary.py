@@ -15,27 +15,33 @@ from eyas.errors import EyasError
 from eyas.evaluation import ENGINES
 from eyas.evaluation.acceptance import Acceptance, by_dataset
 from eyas.evaluation.causes import explain
+from eyas.target.launch import ALGORITHM
 
 ENGINES_DIFFER = 0.05  # of an acceptance length, over prompts whose greedy answers agree
 
 
-def summarize(evaluation: Evaluation, trials: dict[str, list[dict]], draft: Path) -> dict:
-    """trials: engine → lines of its file. draft: its folder, with metrics.jsonl.
+def summarize(evaluation: Evaluation, trials: dict[str, list[dict]], draft: Path, speed: dict | None = None) -> dict:
+    """trials: engine → lines of its file. draft: its folder, with metrics.jsonl. speed: rates by concurrency.
 
-    EyasError when an engine's acceptance length is below min_acceptance, with what is known of the causes.
+    Acceptance lengths of an engine are over the held-out prompts; benchmark sets stand by themselves. EyasError when
+    one is below min_acceptance, with what is known of the causes.
     """
     simulated = simulated_length(draft / METRICS, evaluation.chain)
     summary: dict = {
         "chain": evaluation.chain,
+        "topk": evaluation.topk,
+        "draft_tokens": evaluation.verified_tokens,
         "temperature": evaluation.temperature,
         "simulated_acceptance_length": simulated,
         "acceptance_length": {},
         "accepted_by_position": {},
         "by_dataset": {},
+        "by_benchmark": {},
         "cost_ratio": {},
         "break_even_acceptance_length": {},
         "speedup": {},
         "best_chain": {},
+        "speed": speed or {},
         "lossless": {},
         "agreement": {},
         "findings": [],
@@ -43,17 +49,22 @@ def summarize(evaluation: Evaluation, trials: dict[str, list[dict]], draft: Path
     for engine, lines in trials.items():
         by_concurrency = {c: [t for t in lines if t.get("concurrency", 1) == c] for c in concurrencies(lines)}
         widest = by_concurrency[max(by_concurrency)]  # all prompts
-        of_all = Acceptance.of(widest)
+        heldout = [t for t in widest if not t.get("benchmark")]
+        of_all = Acceptance.of(heldout)
         if of_all.length is None:
             raise EyasError(f"evaluation/{engine}.jsonl: no answer has a second token: raise evaluate.max_new_tokens")
-        if of_all.length < evaluation.min_acceptance:
-            algorithm = None if engine == "walk" else lines[0].get("algorithm")
+        algorithm = lines[0].get("algorithm")  # what a draft accepts by luck under another is no result
+        if of_all.length < evaluation.min_acceptance or algorithm not in (None, ALGORITHM):
             raise EyasError(explain(draft, engine, of_all.length, evaluation.min_acceptance, simulated, algorithm))
         summary["acceptance_length"][engine] = round(of_all.length, 4)
         summary["accepted_by_position"][engine] = of_all.as_dict()["accepted_by_position"]
-        summary["by_dataset"][engine] = {name: own.as_dict() for name, own in by_dataset(widest)}
+        summary["by_dataset"][engine] = {name: own.as_dict() for name, own in by_dataset(heldout)}
+        judged = [t for t in widest if t.get("benchmark")]
+        summary["by_benchmark"][engine] = {name: own.as_dict() for name, own in by_dataset(judged)}
         for concurrency, own in by_concurrency.items():
             acceptance, at = Acceptance.of(own), str(concurrency)
+            if not acceptance.verifications:
+                continue
             cost = Cost.of(own, acceptance)
             for key, value in (
                 ("cost_ratio", round(cost.ratio, 4)),
@@ -67,7 +78,7 @@ def summarize(evaluation: Evaluation, trials: dict[str, list[dict]], draft: Path
     for engine in trials.keys() - {"walk"} if "walk" in trials else ():
         summary["agreement"][engine] = found = agreement(trials["walk"], trials[engine])
         summary["findings"] += disagreement(engine, found)
-    summary["verdict"] = verdict(summary, trials)
+    summary["verdict"] = verdict(summary, trials, evaluation.serving_concurrency)
     return summary
 
 
@@ -202,19 +213,22 @@ def findings(
     return found
 
 
-def verdict(summary: dict, trials: dict[str, list[dict]]) -> dict:
-    """Whether the draft makes serving faster, by the engine that serves where there is one; and a sentence why."""
+def verdict(summary: dict, trials: dict[str, list[dict]], serving: int) -> dict:
+    """Whether the draft makes serving faster at the concurrency that the server will have; and a sentence why.
+
+    By the engine that serves, where there is one; others answer one prompt after the other.
+    """
     engine = "sglang" if "sglang" in trials else next(iter(trials))
     speedups = summary["speedup"][engine]
-    concurrency = max(speedups, key=lambda c: speedups[c])
+    concurrency = str(serving) if str(serving) in speedups else min(speedups, key=int)
     speedup, ratio = speedups[concurrency], summary["cost_ratio"][engine][concurrency]
     own = [t for t in trials[engine] if t.get("concurrency", 1) == int(concurrency)]
     acceptance = Acceptance.of(own)
     cost, length = Cost.of(own, acceptance), acceptance.length
     faster = speedup > 1
     words = (
-        f"A step with the draft takes {ratio:.2f} times one without, so an acceptance length of {ratio:.2f} breaks "
-        f"even; it is {length:.2f}: {speedup:.2f} times the speed at concurrency {concurrency}."
+        f"At concurrency {concurrency} a step with the draft takes {ratio:.2f} times one without, so an acceptance "
+        f"length of {ratio:.2f} breaks even; it is {length:.2f}: {speedup:.2f} times the speed."
     )
     best = summary["best_chain"][engine][concurrency]
     if not faster:
@@ -232,6 +246,11 @@ def verdict(summary: dict, trials: dict[str, list[dict]]) -> dict:
             )
     if best["drafts"] != summary["chain"]:
         words += f" Chains of {best['drafts']} would give {best['speedup']:.2f} times the speed."
+    others = {c: s for c, s in speedups.items() if (s > 1) != faster}
+    if others:
+        words += f" It is {'slower' if faster else 'faster'} at " + listed(
+            [f"{c} ({s:.2f} times)" for c, s in sorted(others.items(), key=lambda item: int(item[0]))]
+        )
     return {
         "faster": faster,
         "engine": engine,
@@ -240,3 +259,8 @@ def verdict(summary: dict, trials: dict[str, list[dict]]) -> dict:
         "acceptance_length": summary["acceptance_length"][engine],
         "sentence": words,
     }
+
+
+def listed(words: list[str]) -> str:
+    """One, two and three."""
+    return (", ".join(words[:-1]) + " and " if words[1:] else "") + words[-1] + "."

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from eyas.config import Sglang, Target
+from eyas.config import Evaluation, Sglang, Target
 from eyas.errors import EyasError
 from eyas.layers import sglang_ids
 from eyas.target.engine import Engine
@@ -51,6 +51,22 @@ class Capturing:
     default: bool
     architecture: str
     flags: dict
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """How a server speculates: `chain` tokens ahead in `topk` branches, `verified` tokens checked at once."""
+
+    chain: int
+    topk: int
+    verified: int
+
+    @classmethod
+    def of(cls, evaluation: Evaluation) -> "Drafting":
+        return cls(evaluation.chain, evaluation.topk, evaluation.verified_tokens)
+
+    def __str__(self) -> str:
+        return f"chains of {self.chain}" if self.topk == 1 else f"trees of {self.chain} × {self.topk}"
 
 
 @contextmanager
@@ -94,20 +110,20 @@ def open_engine(
 
 
 @contextmanager
-def open_drafting(target: Target, state: Path, draft: Path | None, chain: int, flags: dict) -> Iterator:
-    """A server of the target that speculates with the draft of a folder, or (None) one that does not; with its url.
+def open_drafting(target: Target, state: Path, draft: Path, drafting: Drafting | None, flags: dict) -> Iterator:
+    """A server of the target that speculates with the draft of a folder, or (drafting None) one that does not.
 
     flags: see drafting_target; they are those of the server without a draft, too, but for what speculates.
     """
     if target.sglang.url is not None:
         raise EyasError("target.sglang.url: a server that runs already has no draft: leave url out, eyas starts one")
     check_flags(target, state)
-    if draft is None:
+    if drafting is None:
         merged = {k: v for k, v in _merged(target, flags).items() if not k.startswith("speculative")}
         served = _with_flags(target, merged)
     else:
-        served = drafting_target(target, draft.absolute(), chain, flags)
-    ask_flags(served, state / ("plain" if draft is None else "drafting"))
+        served = drafting_target(target, draft.absolute(), drafting, flags)
+    ask_flags(served, state / ("plain" if drafting is None else "drafting"))
     with _warm_server(served, state / socket.gethostname()) as server:
         yield server
 
@@ -170,8 +186,8 @@ def capturing_target(target: Target, capturing: Capturing, tickets: Path) -> Tar
     return target.model_copy(update={"sglang": served})
 
 
-def drafting_target(target: Target, draft: Path, chain: int, flags: dict) -> Target:
-    """The target with the flags of a server that speculates: chains of `chain` tokens from the draft in a folder.
+def drafting_target(target: Target, draft: Path, drafting: Drafting, flags: dict) -> Target:
+    """The target with the flags of a server that speculates with the draft in a folder.
 
     flags: where they differ from those that answer. EyasError for an algorithm that would accept nothing, in silence:
     EAGLE feeds a draft of three layers the last state alone.
@@ -186,12 +202,12 @@ def drafting_target(target: Target, draft: Path, chain: int, flags: dict) -> Tar
     speculative = {
         "speculative-algorithm": ALGORITHM,
         "speculative-draft-model-path": str(draft),
-        "speculative-num-steps": chain,
-        "speculative-eagle-topk": 1,
-        "speculative-num-draft-tokens": chain + 1,
+        "speculative-num-steps": drafting.chain,
+        "speculative-eagle-topk": drafting.topk,
+        "speculative-num-draft-tokens": drafting.verified,
     }
     for key in sorted(speculative.keys() & wanted.keys() - {"speculative-algorithm"}):
-        raise EyasError(f"evaluate.flags.{key}: eyas sets this itself (evaluate.chain): leave it out")
+        raise EyasError(f"evaluate.flags.{key}: eyas sets this itself (evaluate.chain, topk): leave it out")
     return _with_flags(target, {**wanted, **speculative})
 
 
