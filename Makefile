@@ -18,19 +18,24 @@ $(READY): envs/dev.txt envs/demo.txt
 	touch $(READY)
 
 # The whole workflow on small real input, in demo-run/ (see config/demo.yaml), and its report.
-# `make demo FAST=1`: a fraction of the prompts and shorter answers, in demo-run-fast/.
+# `make demo FAST=1`: a fraction of the prompts and shorter answers, in demo-run-fast/; `make demo LONG=1`: more
+# dialogues and a longer training, in demo-run-long/.
 DEMO := demo-run
 ifdef FAST
 DEMO := demo-run-fast
-FEWER := --directory $(DEMO) --config 'prepare={cap: 12}' 'generate={max_new_tokens: 48}' 'train={max_minutes: 0.5}' \
+OTHER := --directory $(DEMO) --config 'prepare={cap: 12}' 'generate={max_new_tokens: 48}' 'train={max_minutes: 0.5}' \
          'evaluate={prompts: 2, max_new_tokens: 32, min_acceptance: 1.0}' \
          'datasets={B2_opencodeinstruct: {prepare: {cap: 12}}, B9_chitchat: {prepare: {cap: 24}}}'
 endif
+ifdef LONG
+DEMO := demo-run-long
+OTHER := --directory $(DEMO) --config 'train={max_minutes: 12}' 'datasets={B9_chitchat: {prepare: {cap: 2000}}}'
+endif
 
 demo: $(READY)
-	$(BIN)/snakemake all --profile profiles/demo $(FEWER)
-	$(BIN)/snakemake --profile profiles/demo --report report.html $(FEWER)
-	$(BIN)/snakemake tally --profile profiles/demo --quiet all $(FEWER)
+	$(BIN)/snakemake all --profile profiles/demo $(OTHER)
+	$(BIN)/snakemake --profile profiles/demo --report report.html $(OTHER)
+	$(BIN)/snakemake tally --profile profiles/demo --quiet all $(OTHER)
 	@echo
 	@echo "Look at $(DEMO)/report.html (a browser opens it), $(DEMO)/prepared/, $(DEMO)/responses/, $(DEMO)/draft/ and $(DEMO)/logs/."
 
@@ -86,4 +91,4 @@ $(SGLANG_CPU)/.ready: $(wildcard tests/sglang_cpu/requirements*.txt)
 	touch $@
 
 clean:
-	rm -rf demo-run demo-run-fast .pytest_cache .ruff_cache
+	rm -rf demo-run demo-run-fast demo-run-long .pytest_cache .ruff_cache

@@ -30,7 +30,8 @@ def main(argv=None) -> int:
     settings = args.settings or load(args.configfile).evaluate_settings()
     trials = {path.stem: read_trials(path) for path in args.trials}
     speed = read_json(args.speed) if args.speed else None
-    summary = summarize(Evaluation.model_validate(settings["evaluate"]), trials, args.draft, speed)
+    evaluation = Evaluation.model_validate(settings["evaluate"])
+    summary = summarize(evaluation, trials, args.draft, speed, settings["tokenized"])
     write_json(args.out, {**summary, "settings": settings})
     print(summary["verdict"]["sentence"])
     return 0

@@ -46,8 +46,10 @@ def folder(tmp_path):
     """A draft's folder; the training simulated 1 + 0.5 + 0.25."""
     draft, _ = make_draft(config(max_position_embeddings=2048))
     export(draft, tmp_path / "draft")
-    judged = {"kind": "heldout", "step": 10, "acceptance_length": 1.8, "joint": [0.5, 0.25, 0.05]}
-    older = {"kind": "heldout", "step": 5, "acceptance_length": 1.2, "joint": [0.2, 0.0, 0.0]}
+    own = {"joint": [0.5, 0.25, 0.05], "supervised": 100}
+    of_others = {"A1": {"joint": [0.9, 0.8, 0.7], "supervised": 900}, "B3": {"joint": [], "supervised": 0}}
+    judged = {"kind": "heldout", "step": 10, "acceptance_length": 1.8, "datasets": {"B1": own, **of_others}}
+    older = {"kind": "heldout", "step": 5, "acceptance_length": 1.2, "datasets": {}}
     (tmp_path / "draft/metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in (judged, older)))
     return tmp_path / "draft"
 
@@ -77,7 +79,7 @@ def test_speedup_is_acceptance_over_cost_and_the_break_even_is_the_cost(folder):
     assert summary["speedup"]["walk"]["1"] == pytest.approx(1.7 / 1.4, abs=1e-4)
     # One draft: 1.5 tokens for 1.3 plain steps; two: 1.7 for 1.4.
     assert summary["best_chain"]["walk"]["1"] == {"drafts": 2, "speedup": pytest.approx(1.7 / 1.4, abs=1e-4)}
-    assert summary["simulated_acceptance_length"] == 1.75, "of the best draft, and of as many steps as the chain has"
+    assert summary["simulation"]["walk"] == {"simulated": 1.75, "measured": 1.7}, "of B1, which both know"
     assert set(summary["by_dataset"]["walk"]) == {"B1", "B2"} and summary["findings"] == []
     assert summary["verdict"]["faster"] and "1.21 times the speed" in summary["verdict"]["sentence"]
 
@@ -105,6 +107,10 @@ def test_what_is_in_the_way_is_said(folder, accepted, scale, said):
 def test_a_gap_to_what_the_training_simulated_is_a_finding(folder):
     (finding,) = summary_of(folder, trial("a", [80, 15, 5]))["findings"]
     assert finding["kind"] == "gap" and "the training simulated 1.75" in finding["text"]
+    texts = trial("b", [80, 15, 5], "A1")  # its samples are not this target's words: no simulation tells of its answers
+    assert "simulated 2.70" in summary_of(folder, texts)["findings"][0]["text"]
+    told = summarize(Evaluation(chain=2), {"walk": [texts]}, folder, tokenized=["A1"])
+    assert told["findings"] == [] and told["simulation"]["walk"] is None
 
 
 def test_engines_that_accept_differently_on_equal_answers_are_a_finding(folder):
@@ -212,7 +218,7 @@ def test_prompts_are_held_out_samples_up_to_their_first_trained_token(tmp_path):
 
 
 def test_the_page_tells_the_verdict_and_the_findings(folder, tmp_path):
-    summary = summary_of(folder, trial("a", [80, 15, 5], "B<1>"))
+    summary = summary_of(folder, trial("a", [80, 15, 5], "B<1>"), trial("b", [80, 15, 5]))
     path = tmp_path / "summary.json"
     path.write_text(json.dumps({**summary, "settings": {"evaluate": {"chain": 2}}}))
     page = describe_evaluation(path)

@@ -531,7 +531,8 @@ class Config(Strict):
     def evaluate_settings(self) -> dict:
         """Everything that `evaluation/` is made with besides the draft and the data, as plain JSON."""
         thinking = {name: self.generation(name).thinking for name in self.names("benchmark")}
-        return {**self.model_dump(mode="json", include={"evaluate", "target"}), "benchmarks": thinking}
+        of_datasets = {"benchmarks": thinking, "tokenized": self.names("tokenized_data")}
+        return {**self.model_dump(mode="json", include={"evaluate", "target"}), **of_datasets}
 
     def deploy_settings(self) -> dict:
         """Everything that `deploy/` is made with besides the draft and what was measured, as plain JSON."""

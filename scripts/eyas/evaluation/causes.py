@@ -10,13 +10,13 @@ from eyas.errors import EyasError
 
 
 def explain(
-    draft: Path, engine: str, length: float, floor: float, simulated: float | None, algorithm: str | None
+    draft: Path, engine: str, length: float, floor: float, simulation: dict | None, algorithm: str | None
 ) -> str:
     """The message of an evaluation that fails: what was measured, and what each check found.
 
-    algorithm: that the server was started with; None for the reference.
+    simulation: see summary.compared. algorithm: that the server was started with; None for the reference.
     """
-    causes = list(_causes(draft, simulated, algorithm))
+    causes = list(_causes(draft, simulation, algorithm))
     lines = [f"  {n}. {cause}: {found}" for n, (cause, found) in enumerate(causes, start=1)]
     return (
         f"evaluation/{engine}.jsonl: acceptance length {length:.2f}, expected {floor:.2f} or more "
@@ -25,14 +25,14 @@ def explain(
     )
 
 
-def _causes(draft: Path, simulated: float | None, algorithm: str | None) -> Iterator[tuple[str, str]]:
+def _causes(draft: Path, simulation: dict | None, algorithm: str | None) -> Iterator[tuple[str, str]]:
     if algorithm is not None:
         right = algorithm == "EAGLE3"
         said = "EAGLE3: right" if right else f"{algorithm}: WRONG, a draft of three layers needs EAGLE3"
         yield "another algorithm than EAGLE3 feeds the draft the last state alone", said
     yield (
         "the draft learned too little",
-        ("not simulated" if simulated is None else f"the training simulated {simulated:.2f} on held-out samples"),
+        f"the training simulated {simulation['simulated']:.2f} on held-out samples" if simulation else "not simulated",
     )
     config = load_config(draft)
     wrong = [f"{name}: {fault}" for name, fault in faults(draft, config)]

@@ -5,6 +5,7 @@
 A step is one pass of the target. So R is the acceptance length at which the draft begins to pay (break-even).
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,19 +21,27 @@ from eyas.target.launch import ALGORITHM
 ENGINES_DIFFER = 0.05  # of an acceptance length, over prompts whose greedy answers agree
 
 
-def summarize(evaluation: Evaluation, trials: dict[str, list[dict]], draft: Path, speed: dict | None = None) -> dict:
+def summarize(
+    evaluation: Evaluation,
+    trials: dict[str, list[dict]],
+    draft: Path,
+    speed: dict | None = None,
+    tokenized: Collection[str] = (),
+) -> dict:
     """trials: engine → lines of its file. draft: its folder, with metrics.jsonl. speed: rates by concurrency.
 
+    tokenized: datasets whose texts are not this target's answers, so that no simulation on them tells of serving.
     Acceptance lengths of an engine are over the held-out prompts; benchmark sets stand by themselves. EyasError when
     one is below min_acceptance, with what is known of the causes.
     """
-    simulated = simulated_length(draft / METRICS, evaluation.chain)
+    by_simulation = simulated_lengths(draft / METRICS, evaluation.chain)
+    known = {name: length for name, length in by_simulation.items() if name not in tokenized}
     summary: dict = {
         "chain": evaluation.chain,
         "topk": evaluation.topk,
         "draft_tokens": evaluation.verified_tokens,
         "temperature": evaluation.temperature,
-        "simulated_acceptance_length": simulated,
+        "simulation": {},
         "acceptance_length": {},
         "accepted_by_position": {},
         "by_dataset": {},
@@ -53,9 +62,10 @@ def summarize(evaluation: Evaluation, trials: dict[str, list[dict]], draft: Path
         of_all = Acceptance.of(heldout)
         if of_all.length is None:
             raise EyasError(f"evaluation/{engine}.jsonl: no answer has a second token: raise evaluate.max_new_tokens")
+        simulation = compared(dict(by_dataset(heldout)), known)
         algorithm = lines[0].get("algorithm")  # what a draft accepts by luck under another is no result
         if of_all.length < evaluation.min_acceptance or algorithm not in (None, ALGORITHM):
-            raise EyasError(explain(draft, engine, of_all.length, evaluation.min_acceptance, simulated, algorithm))
+            raise EyasError(explain(draft, engine, of_all.length, evaluation.min_acceptance, simulation, algorithm))
         summary["acceptance_length"][engine] = round(of_all.length, 4)
         summary["accepted_by_position"][engine] = of_all.as_dict()["accepted_by_position"]
         summary["by_dataset"][engine] = {name: own.as_dict() for name, own in by_dataset(heldout)}
@@ -74,7 +84,8 @@ def summarize(evaluation: Evaluation, trials: dict[str, list[dict]], draft: Path
             ):
                 summary[key].setdefault(engine, {})[at] = value
         summary["lossless"][engine] = same_answers(widest)
-        summary["findings"] += findings(engine, of_all, simulated, summary["lossless"][engine], evaluation)
+        summary["simulation"][engine] = simulation
+        summary["findings"] += findings(engine, simulation, summary["lossless"][engine], evaluation)
     for engine in trials.keys() - {"walk"} if "walk" in trials else ():
         summary["agreement"][engine] = found = agreement(trials["walk"], trials[engine])
         summary["findings"] += disagreement(engine, found)
@@ -135,13 +146,28 @@ class Cost:
         return {"drafts": best, "speedup": round(speedups[best], 4)}
 
 
-def simulated_length(metrics: Path, chain: int) -> float | None:
-    """What the training said of the draft that was published, on held-out samples: 1 + Σ of the first `chain` steps."""
+def simulated_lengths(metrics: Path, chain: int) -> dict[str, float]:
+    """What the training said of the draft that was published, on held-out samples of each dataset: 1 + Σ joint hits."""
     judged = [line for line in read_metrics(metrics) if line["kind"] == "heldout"]
     if not judged:
-        return None
+        return {}
     best = max(judged, key=lambda line: line["acceptance_length"])
-    return round(1 + sum(best["joint"][:chain]), 4)
+    return {name: 1 + sum(own["joint"][:chain]) for name, own in best["datasets"].items() if own["supervised"]}
+
+
+def compared(measured: dict[str, Acceptance], simulated: dict[str, float]) -> dict | None:
+    """{"simulated", "measured"}: acceptance lengths over the datasets that have both; None when there are none.
+
+    A length is a mean over verifications, so the simulated ones are weighed by those that were measured.
+    """
+    shared = [name for name, own in measured.items() if name in simulated and own.verifications]
+    if not shared:
+        return None
+    steps = sum(measured[name].verifications for name in shared)
+    return {
+        "simulated": round(sum(simulated[name] * measured[name].verifications for name in shared) / steps, 4),
+        "measured": round(sum(measured[name].tokens for name in shared) / steps, 4),
+    }
 
 
 def same_answers(trials: list[dict]) -> dict:
@@ -184,21 +210,20 @@ def disagreement(engine: str, found: dict) -> list[dict]:
     ]
 
 
-def findings(
-    engine: str, acceptance: Acceptance, simulated: float | None, lossless: dict, evaluation: Evaluation
-) -> list[dict]:
+def findings(engine: str, simulation: dict | None, lossless: dict, evaluation: Evaluation) -> list[dict]:
     """[{"kind", "text"}]: what does not fit together."""
-    found, length = [], acceptance.length
-    if simulated is not None and simulated > 1.1:
-        lost = 1 - (length - 1) / (simulated - 1)
+    found = []
+    if simulation and simulation["simulated"] > 1.1:
+        lost = 1 - (simulation["measured"] - 1) / (simulation["simulated"] - 1)
         if lost > evaluation.max_gap:
             found.append(
                 {
                     "kind": "gap",
-                    "text": f"{ENGINES[engine]}: acceptance length {length:.2f}, while the training simulated "
-                    f"{simulated:.2f} on held-out samples: {lost:.0%} of the gain is lost (evaluate.max_gap "
-                    f"{evaluation.max_gap:.0%}; about 12% are usual). Suspect what differs between the two: the order "
-                    "of the layers, states before or after the norm, the vocabulary's map, the chat template.",
+                    "text": f"{ENGINES[engine]}: acceptance length {simulation['measured']:.2f}, while the training "
+                    f"simulated {simulation['simulated']:.2f} on held-out samples of the same datasets: {lost:.0%} of "
+                    f"the gain is lost (evaluate.max_gap {evaluation.max_gap:.0%}; about 12% are usual). Suspect what "
+                    "differs between the two: the order of the layers, states before or after the norm, the "
+                    "vocabulary's map, the chat template.",
                 }
             )
     parted = lossless["answers"] - lossless["same"]
