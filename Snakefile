@@ -46,6 +46,10 @@ include: "rules/deploy.smk"
 include: "rules/inventory.smk"
 
 
+onstart:
+    check_gpus()
+
+
 rule all:
     """Every per-dataset file, and the pages of the report."""
     default_target: True

@@ -55,7 +55,7 @@ DEPLOYMENT = [f"deploy/{name}" for name in ("draft/model.safetensors", "launch_s
 # What the target's engine needs: converted weights (no file when the engine loads them itself), GPUs for its server.
 TARGET_MODEL = [f"{CONFIG.target.model}/manifest.json"] if CONFIG.target.weights is not None else []
 SERVED = SERVED_BY_SGLANG and CONFIG.target.sglang.url is None
-TARGET_GPUS = CONFIG.target.sglang.gpus if SERVED else 0
+TARGET_GPUS = CONFIG.target.sglang.all_gpus if SERVED else 0
 # With a window the training captures, too: side by side or in turns, as the host allows; the leases see to it.
 TRAIN_GPUS = max(CONFIG.train.gpus, 0 if CONFIG.capture.window is None else TARGET_GPUS)
 
@@ -144,6 +144,28 @@ def whole_config(wildcards):
 def prepared_file(wildcards):
     """The records of one dataset."""
     return f"prepared/{wildcards.dataset}/{CONFIG.dataset(wildcards.dataset).produces}.jsonl"
+
+
+def check_gpus():
+    """Refuse to start where Snakemake would not count GPUs, or would clip what a rule asks for, both in silence."""
+    if workflow.non_local_exec or workflow.remote_exec:
+        return  # the cluster counts
+    asked = {job.rule.name: gpus_of(job.rule) for job in workflow.dag.needrun_jobs()}
+    most = max(asked, key=asked.get, default=None)
+    cap = workflow.global_resources.get("gpu").value
+    if most is None or (cap or 0) >= asked[most]:
+        return
+    raise WorkflowError(
+        f"rule {most} asks for {asked[most]} GPUs, this run has "
+        + ("no count of them" if cap is None else f"{cap} (resources: gpu)")
+        + f": use a profile of your host (--profile profiles/blackwell), or --resources gpu={asked[most]} when the "
+        "host has them, or fewer in the configuration (target.sglang.gpus, train.gpus)"
+    )
+
+
+def gpus_of(rule):
+    """What a rule asks for, before Snakemake clips it."""
+    return rule.resources.get("gpu").value or 0  # a resource without a value when it asks for none
 
 
 def tally_is_old(path):

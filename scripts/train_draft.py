@@ -16,7 +16,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from eyas.config import load
+from eyas.config import Target, load
 from eyas.errors import EyasError, run_command
 from eyas.gpus import lease, visible_gpus
 from eyas.progress import log_to_stderr
@@ -97,7 +97,7 @@ def needs_turns(settings: dict) -> bool:
     """Whether the host lacks GPUs to capture and to train at once."""
     target = settings["target"]
     served = target["engine"] == "sglang" and target["sglang"]["url"] is None
-    needed = (target["sglang"]["gpus"] if served else 0) + settings["train"]["gpus"]
+    needed = (Target.model_validate(target).sglang.all_gpus if served else 0) + settings["train"]["gpus"]
     return needed > len(visible_gpus())
 
 

@@ -11,6 +11,8 @@ import re
 import subprocess
 import sys
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import tiny_kimi
@@ -26,14 +28,28 @@ YARN = {
     **{"type": "yarn", "factor": 64.0, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0},
     "original_max_position_embeddings": 4096,
 }
+BENCHMARKS = {
+    "philschmid/mt-bench/question.jsonl": {"question_id": 81, "category": "writing", "turns": ["Write.", "Again."]},
+    "openai/gsm8k/main/test-00000-of-00001.parquet": {"question": "What is {} plus 5?", "answer": "#### {}"},
+    "openai/openai_humaneval/openai_humaneval/test-00000-of-00001.parquet": {"prompt": "def f{}():", "test": ""},
+    "HuggingFaceH4/MATH-500/test.jsonl": {"problem": "Solve $x = {}$.", "answer": "{}"},
+}
 EXPECTED = json.loads((HUB / "EXPECTED.json").read_text())
 
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory):
     root = tmp_path_factory.mktemp("hub")
-    for owner in HUB.iterdir():
-        (root / owner.name).symlink_to(owner)
+    for repo in HUB.glob("*/*/"):
+        (root / repo.parent.name).mkdir(exist_ok=True)
+        (root / repo.parent.name / repo.name).symlink_to(repo)
+    for path, row in BENCHMARKS.items():
+        (root / path).parent.mkdir(parents=True)
+        rows = [{k: v.format(n) if isinstance(v, str) else v for k, v in row.items()} for n in range(5)]
+        if path.endswith(".parquet"):
+            pq.write_table(pa.Table.from_pylist(rows), root / path)
+        else:
+            (root / path).write_text("".join(json.dumps(row) + "\n" for row in rows))
     tiny_kimi.build(root / "moonshotai/Kimi-K2.5", vocabulary=tiny_kimi.KIMI_RANKS)
     shape = {"architectures": ["KimiK25ForConditionalGeneration"]}
     text = {"num_hidden_layers": 61, "hidden_size": CODE_BITS}  # Kimi's is 7,168 wide; the rest is as it has it
@@ -51,7 +67,7 @@ def hub(tmp_path_factory):
         yield hub
 
 
-def test_all_ten_are_prepared_by_one_command(hub, tmp_path):
+def test_the_whole_run_by_one_command(hub, tmp_path):
     copy_workflow(tmp_path)
     python = tmp_path / ".venv-sglang/bin/python"
     python.parent.mkdir(parents=True)
@@ -98,6 +114,10 @@ def test_all_ten_are_prepared_by_one_command(hub, tmp_path):
         assert record["input_ids"][0] == USER and trained[-1] == END and trained.count(UNTHINK) <= 1
         thought += trained.count(UNTHINK)
     assert thought > 50
+    summary = json.loads((tmp_path / "evaluation/summary.json").read_bytes())
+    judged = {name: own["answers"] for name, own in summary["by_benchmark"]["sglang"].items()}
+    assert judged == {"E1_mtbench": 1, "E2_gsm8k": 5, "E3_humaneval": 5, "E4_math500": 5}
+    assert summary["verdict"]["concurrency"] == 8
     assert re.search(r"total +10 of 10 ok", snakemake("tally"))
     snakemake("--report")
     assert (tmp_path / "report.html").is_file()

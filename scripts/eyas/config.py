@@ -85,11 +85,24 @@ class Sglang(Strict):
         description="Flags of sglang.launch_server without dashes; true for a switch. Checked by its own parser.",
     )
     env: dict[str, str] = Field(default_factory=dict, description="Environment variables of the server.")
-    gpus: int = Field(8, ge=0, description="GPUs that the server takes on its host; 0 for a CPU server.")
+    gpus: int = Field(8, ge=0, description="GPUs of one copy of the target (tp times pp); 0 for a CPU server.")
+    replicas: int = Field(
+        1, ge=1, description="Copies of a small target side by side; the server spreads requests over them (dp-size)."
+    )
     ready_timeout_s: float = Field(3600, gt=0, description="How long loading may take until the first real answer.")
     idle_s: float = Field(120, ge=0, description="The server ends so long after its last client.")
     restarts: int = Field(3, ge=0, description="A server that dies is started again, so often in the window at most.")
     restart_window_s: float = Field(3600, gt=0, description="The window in which restarts are counted.")
+
+    @property
+    def deciding(self) -> dict:
+        """What makes one server another, as plain JSON."""
+        return self.model_dump(mode="json", include={"python", "version", "flags", "env", "gpus", "replicas"})
+
+    @property
+    def all_gpus(self) -> int:
+        """GPUs that the server takes on its host."""
+        return self.gpus * self.replicas
 
 
 class Target(Strict):

@@ -72,9 +72,8 @@ class Served:
         evaluation, target = Evaluation.model_validate(settings["evaluate"]), Target.model_validate(settings["target"])
         self.sampling, self.open_server, self.folder = evaluation.sampling, open_server, folder
         self.digest = draft_digest(draft)
-        deciding = target.sglang.model_dump(mode="json", include={"python", "version", "flags", "env", "gpus"})
         asked = evaluation.model_dump(mode="json", include={"max_new_tokens", "temperature", "flags"})
-        self.key = (identity_of(target), deciding, asked, socket.gethostname())
+        self.key = (identity_of(target), target.sglang.deciding, asked, socket.gethostname())
 
     def passes(self, drafting: Drafting | None, asked: dict[int, list[Asked]]) -> dict[int, Pass]:
         """asked: concurrency → prompts. EyasError when an answer fails."""

@@ -34,7 +34,7 @@ print("EYAS" + json.dumps(out))
 """
 CHECK_TIMEOUT_S = 300
 ALGORITHM = "EAGLE3"  # for a draft of three layers
-OWN_FLAGS = {"model-path", "model", "host", "port", "forward-hooks"}
+OWN_FLAGS = {"model-path", "model", "host", "port", "forward-hooks", "dp-size", "dp", "data-parallel-size"}
 OWN_FLAGS |= {"enable-return-aux-hidden-states", "return-aux-hidden-state-layer-ids"}
 
 
@@ -142,12 +142,11 @@ def _warm_server(target: Target, folder: Path):
     from eyas.target.sglang import probe
 
     sglang = target.sglang
-    deciding = sglang.model_dump(mode="json", include={"python", "version", "flags", "env", "gpus"})
     return WarmServer(
         command=command(target),
         env=sglang.env,
-        gpus=sglang.gpus,
-        fingerprint={"model": target.model, **deciding},
+        gpus=sglang.all_gpus,
+        fingerprint={"model": target.model, **sglang.deciding},
         folder=folder,
         probe=probe,
         ready_timeout_s=sglang.ready_timeout_s,
@@ -224,7 +223,7 @@ def command(target: Target) -> list[str]:
 
 def arguments(sglang: Sglang) -> list[str]:
     """The flags as arguments: true is a switch, false leaves it out, a list follows its flag."""
-    out = []
+    out = ["--dp-size", str(sglang.replicas)] if sglang.replicas > 1 else []
     for key, value in sglang.flags.items():
         flag = "--" + key.removeprefix("--").replace("_", "-")
         if value is True:
