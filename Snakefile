@@ -48,6 +48,7 @@ include: "rules/inventory.smk"
 
 onstart:
     check_gpus()
+    link_folders(CONFIG.storage.places, Path.cwd())
 
 
 rule all:

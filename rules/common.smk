@@ -6,6 +6,7 @@ Needs the merged configuration; makes CONFIG (checked) and what the rules share.
 import json
 import os
 import sys
+from pathlib import Path
 
 sys.path.insert(0, f"{workflow.basedir}/scripts")
 
@@ -13,11 +14,13 @@ from eyas.adapters.base import check_adapters
 from eyas import config as configuration
 from eyas.errors import EyasError
 from eyas.rebuild import is_no_shard, lacks_files, remade_when, remade_when_blank
+from eyas.storage import link_folders
 from eyas.tally import settings_fingerprint
 
 try:
     CONFIG = configuration.parse(config)
     check_adapters(CONFIG)
+    link_folders(CONFIG.storage.places, Path.cwd(), make=False)  # the rest when a run starts: a dry run makes nothing
 except EyasError as error:
     raise WorkflowError(str(error)) from None
 

@@ -99,7 +99,7 @@ def make_workflow(root, names, tokenizer, **sglang):
     (root / "model/config.json").write_text(json.dumps(CODED_MODEL))
     config["capture"] = {"shards": 2}
     config["train"] |= {"max_minutes": 0.02}
-    config["evaluate"]["witnesses"] = []  # nobody else knows this target
+    config["evaluate"] |= {"prompts": 3, "witnesses": []}  # nobody else knows this target
     config["target"] |= {"engine": "sglang", "model": "../model", "weights": None}
     config["target"]["tokenizer"] = {"folder": "../tokenizer", "files": ["*.json", "*.jinja"]}
     served = {"python": sys.executable, "gpus": 0, "env": {"PYTHONPATH": str(ROOT / "tests/fake_sglang")}}

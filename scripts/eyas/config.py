@@ -425,6 +425,21 @@ DECIDES_NO_TRAINING = (
 )
 
 
+class Storage(Strict):
+    """Large folders of the working directory that lie elsewhere, by absolute paths; null: here."""
+
+    sources: str | None = Field(None, description="Downloads.")
+    hidden_states: str | None = Field(None, description="States: 57 kB a token for Kimi-K2.5.")
+    state: str | None = Field(None, description="Journals, checkpoints, servers' logs.")
+    draft: str | None = Field(None, description="The draft.")
+    scaling: str | None = Field(None, description="Drafts on parts of the corpus.")
+
+    @property
+    def places(self) -> dict[str, str]:
+        """name → folder, of those that lie elsewhere"""
+        return self.model_dump(exclude_none=True)
+
+
 class Resources(Strict):
     """What a rule asks of the machine."""
 
@@ -454,6 +469,7 @@ class Config(Strict):
     deploy: Deployment = Deployment()
     probe_rows: int = Field(300, ge=1, description="Rows of each dataset that `snakemake probe` reads.")
     resources: Resources = Resources()
+    storage: Storage = Storage()
     datasets: dict[Name, Dataset] = Field(
         min_length=1, description="Name → dataset; the name is the folder of its files."
     )
