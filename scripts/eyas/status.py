@@ -663,8 +663,7 @@ def _snakemake(result: dict) -> str:
     words = {
         "running": "Snakemake runs",
         "planning": "Snakemake looks at the files, and runs nothing",
-        "killed": "Snakemake's lock is there, but none runs on this host: when none runs elsewhere, run "
-        "`snakemake --unlock`",
+        "killed": "Snakemake left its lock here and was killed (`snakemake --unlock`), or runs on another host",
         "none": "Snakemake does not run here",
     }[snakemake["state"]]
     if snakemake["since"]:
