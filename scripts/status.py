@@ -33,7 +33,7 @@ def main(argv=None) -> int:
         result = status(config, args.root)
         if args.json:
             indent = 0 if args.watch else orjson.OPT_INDENT_2
-            print(orjson.dumps(result, option=indent | orjson.OPT_NON_STR_KEYS).decode(), flush=True)
+            print(orjson.dumps(result, option=indent).decode(), flush=True)
         else:
             clear = CLEAR if args.watch and sys.stdout.isatty() else ""
             print(f"{clear}{as_text(result)}", end="" if clear or not args.watch else "\n", flush=True)

@@ -23,6 +23,14 @@ from workflow_copy import make_workflow
 CONFIG = load([ROOT / "config/demo.yaml"])
 NAME = "B5_openthoughts"
 JOB = "import time; time.sleep(600)"
+HOLDS = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from eyas.gpus import lease
+with lease(2):
+    print("holds", flush=True)
+    time.sleep(600)
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +124,8 @@ def test_of_an_empty_directory_everything_is_left_and_nothing_guessed(tmp_path):
     assert [row["rate"] or row["seconds_left"] for row in result["stages"]] == [None] * 7
     assert (result["disk"]["needed_bytes"], result["disk"]["fits"]) == (None, None)
     assert (result["problems"], result["servers"], result["jobs"]) == ([], [], [])
-    assert result["gpus"]["devices"] == {"0": None, "1": None} and result["snakemake"]["state"] == "none"
+    assert result["gpus"]["devices"] == [{"id": i, "pid": None, "who": None} for i in "01"]
+    assert result["snakemake"]["state"] == "none"
     assert list((tmp_path / "run").rglob("*")) == [] and not (tmp_path / "leases").exists(), "nothing was written"
     assert "not known yet" in as_text(result)
 
@@ -135,8 +144,7 @@ def test_the_real_configuration_fits_on_one_screen_whatever_happens(tmp_path):
         write_json(root / f"state/server/host{k}/0123456789ab/server.json", state)
     measure(root, age_s=9_000), measure(root, age_s=9_000, key="other")
     result = status(config, root)
-    result["gpus"]["devices"] = {str(k): 1000 + k for k in range(8)}
-    result["gpus"]["who"] = {1000 + k: f"train_draft of somebody in {root}" for k in range(8)}
+    result["gpus"]["devices"] = [{"id": str(k), "pid": 1000 + k, "who": f"train_draft in {root}"} for k in range(8)]
     lines = as_text(result).splitlines()
     assert len(lines) <= LINES == 40 and max(map(len, lines)) <= WIDTH == 100
     told = " ".join(" ".join(lines).split())
@@ -344,6 +352,41 @@ def test_a_server_that_does_not_answer_holds_nobody_up():
     assert health_of("nonsense").startswith("no answer (")
 
 
+def test_a_server_that_is_named_by_url_is_asked(root):
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    sglang = CONFIG.target.sglang.model_copy(update={"url": url})
+    target = CONFIG.target.model_copy(update={"engine": "sglang", "sglang": sglang})
+    result = status(CONFIG.model_copy(update={"target": target}), root)
+    assert [(s["state"], s["url"]) for s in result["servers"]] == [("named", url)]
+    assert f"named, {url}/health: no answer" in as_text(result)
+
+
+def test_who_holds_and_who_waits_is_said_in_words(root, job):
+    held = root.parent / "train_draft.py"
+    pid = job("generate_responses.py", "--dataset", NAME)
+    held.write_text(HOLDS)
+    holder = subprocess.Popen([sys.executable, held, ROOT / "scripts"], cwd=root, stdout=subprocess.PIPE)
+    try:
+        holder.stdout.readline()
+        waiter = subprocess.Popen([sys.executable, held, ROOT / "scripts"], cwd=root.parent)
+        try:
+            until(lambda: status(CONFIG, root)["gpus"]["waiting"])
+            result = status(CONFIG, root)
+        finally:
+            waiter.kill()
+            waiter.wait()
+        assert result["gpus"]["devices"] == [{"id": i, "pid": holder.pid, "who": "train_draft"} for i in "01"]
+        assert result["gpus"]["waiting"] == [{"pid": waiter.pid, "who": f"train_draft in {root.parent}", "gpus": 2}]
+        text = as_text(result)
+        assert "2: 0 free" in text and f"0, 1: held by process {holder.pid} (train_draft)" in text
+        assert {j["pid"] for j in result["jobs"]} == {pid, holder.pid}, "the other one works in another folder"
+        assert status(CONFIG, root)["gpus"]["waiting"] == []
+    finally:
+        holder.kill()
+        holder.wait()
+
+
 def test_the_command_answers_in_both_forms_without_torch(root):
     command = [sys.executable, ROOT / "scripts/status.py", "--configfile", ROOT / "config/demo.yaml"]
     text = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
@@ -414,11 +457,12 @@ def test_a_run_in_mid_answering_and_after_it(slow):
     (server,) = seen["servers"]
     assert (server["state"], server["alive"], server["gpus"]) == ("ready", True, ["0"])
     assert server["health"].startswith("ok in ") and server["since"] < seen["time"]
-    assert seen["gpus"]["devices"] == {"0": server["keeper_pid"], "1": None} and seen["gpus"]["waiting"] == {}
+    holder = {"pid": server["keeper_pid"], "who": f"server {server['key']}"}
+    assert seen["gpus"] == {"devices": [{"id": "0", **holder}, {"id": "1", "pid": None, "who": None}], "waiting": []}
     text = as_text(seen)
     assert f"0: held by process {server['keeper_pid']} (server {server['key']})" in text
     assert f"/health: {server['health']}" in text and seen["problems"] == []
-    until(lambda: status(config, slow.work)["gpus"]["devices"]["0"] is None)
+    until(lambda: status(config, slow.work)["gpus"]["devices"][0]["pid"] is None)
     after = status(config, slow.work)
     assert after["snakemake"]["state"] == "none" and after["jobs"] == []
     assert all(p["rate"] is None and "stopped" in p["note"] for p in stage(after, "generated")["parts"])

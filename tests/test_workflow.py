@@ -12,6 +12,8 @@ import pytest
 import yaml
 
 from conftest import ROOT, SNAKEMAKE
+from eyas.config import load
+from eyas.status import status
 from workflow_copy import Workflow, make_workflow
 
 DATASETS = ("A2_kimik25", "B3_magicoder", "B5_openthoughts", "E3_humaneval")
@@ -56,6 +58,26 @@ def test_a_finished_run_has_every_file_log_and_benchmark_and_nothing_to_do(workf
             stats = json.loads(stats.read_bytes())
             assert stats["rows_read"] == stats["kept"] + stats["rejected"] + stats["duplicates"] + stats["beyond_cap"]
     assert "Nothing to be done" in workflow.run("all")
+
+
+def test_of_a_finished_run_nothing_is_left_and_looking_changes_nothing(workflow):
+    config, before = load([workflow.root / "test.yaml"]), workflow.snapshot()
+    result = status(config, workflow.work)
+    assert {row["name"]: row["left"] for row in result["stages"]} == dict.fromkeys(
+        ("prepared", "generated", "corpus", "captured", "trained", "evaluated", "deployed"), 0
+    )
+    assert [row["rate"] or row["seconds_left"] or row["parts"] for row in result["stages"]] == [[]] * 7
+    assert result["problems"] == [] and result["jobs"] == [] and result["snakemake"]["state"] == "none"
+    corpus, draft = (json.loads((workflow.work / f).read_bytes()) for f in ("corpus/stats.json", "draft/training.json"))
+    tokens = corpus["train"]["tokens"] + corpus["heldout"]["tokens"]
+    notes = {row["name"]: row["note"] for row in result["stages"]}
+    assert notes["corpus"] == f"{tokens:,} tokens"
+    assert notes["trained"].endswith(f"held out {draft['heldout']['acceptance_length']:.2f}")
+    assert result["servers"] and not any(server["alive"] for server in result["servers"])
+    assert result["disk"] | {"free_bytes": 0, "needed_bytes": 0} == {
+        **{"free_bytes": 0, "needed_bytes": 0, "bound": "", "fits": True, "why_unknown": None},
+    }
+    assert workflow.snapshot() == before
 
 
 def test_a_benchmark_set_judges_and_never_trains(workflow):

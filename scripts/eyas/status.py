@@ -101,8 +101,10 @@ def status(config: Config, root: Path, now: float | None = None) -> dict:
 
     {"time", "host", "directory", "target", "snakemake": {"state", "pids", "since"}, "jobs": [{"pid", "name", "since"}],
      "stages": [{"name", "unit", "done", "of", "left", "rate", "rate_unit", "seconds_left", "note", "parts": the same}],
-     "gpus": {"devices": {id: None, or its holder's pid}, "who": {pid: in words}, "waiting": {pid: how many}},
-     "servers": [{"host", "key", "state", "message", "url", "pid", "alive", "health", "since", "restarts", "gpus"}],
+     "gpus": {"devices": [{"id", "pid": its holder, None when it is free, "who": in words}],
+              "waiting": [{"pid", "who", "gpus": how many}]},
+     "servers": [{"host", "key", "state", "message", "url", "pid", "pid_alive", "keeper_pid", "alive": its keeper and so
+                  itself, "health", "since", "time", "restarts", "gpus"}], None for what is not known here,
      "disk": {"free_bytes", "needed_bytes", "bound", "fits", "why_unknown"}, "problems": [str]}
     """
     look = _Look(config, root.resolve(), time.time() if now is None else now)
@@ -432,15 +434,15 @@ class _Look:
         return sorted(found, key=lambda s: s["alive"] is False)
 
     def _server(self, host: str, key: str, state: dict) -> dict:
-        """alive: of keeper and server; None on another host. since: of the server's process."""
-        ended = state["state"] not in ("starting", "ready")
-        keeper, pid = (_started(state.get(k), state["time"]) for k in ("keeper_pid", "pid"))
-        alive = None if host != socket.gethostname() else keeper is not None and not ended
+        """alive: whether its keeper lives, and so itself; None on another host. since: of the server's process."""
+        ended, here = state["state"] not in ("starting", "ready"), host == socket.gethostname()
+        keeper, own = (_started(state.get(k), state["time"]) for k in ("keeper_pid", "pid"))
+        alive = False if ended else keeper is not None if here else None
         return {
             **_NO_SERVER,
-            **{k: state.get(k, _NO_SERVER[k]) for k in ("state", "message", "url", "pid", "keeper_pid", "gpus")},
-            **{"host": host, "key": key, "alive": False if ended else alive, "since": pid if alive else None},
-            **{"restarts": state.get("restarts", 0), "time": state["time"], "process": pid is not None},
+            **{k: state.get(k, _NO_SERVER[k]) for k in _NO_SERVER if k in state},
+            **{"host": host, "key": key, "alive": alive, "pid_alive": own is not None if here else None},
+            "since": own if alive else None,
         }
 
     def gpus(self, servers: list[dict]) -> dict:
@@ -449,12 +451,15 @@ class _Look:
         except (EyasError, OSError, ValueError) as error:
             self.problems.append(f"GPUs: {error}")
             devices, waiting = {}, {}
-        pids = {pid for pid in devices.values() if pid} | set(waiting)
-        who = {pid: self._who(pid, servers) for pid in sorted(pids)}
-        return {"devices": devices, "who": who, "waiting": waiting}
+        return {
+            "devices": [{"id": i, "pid": pid, "who": self._who(pid, servers)} for i, pid in devices.items()],
+            "waiting": [{"pid": pid, "who": self._who(pid, servers), "gpus": n} for pid, n in waiting.items()],
+        }
 
-    def _who(self, pid: int, servers: list[dict]) -> str:
-        """In words, whatever holds a lease."""
+    def _who(self, pid: int | None, servers: list[dict]) -> str | None:
+        """What holds a lease, or waits for one, in words."""
+        if not pid:
+            return None if pid is None else "whose file does not name it"
         if server := next((s for s in servers if s["keeper_pid"] == pid), None):
             return f"server {server['key']}"
         if job := next((j for j in self.jobs if pid in j.pids), None):
@@ -501,7 +506,7 @@ class _Look:
 
 _NO_SERVER = {
     **{"host": None, "key": "", "state": "", "message": "", "url": None, "pid": None, "keeper_pid": None},
-    **{"process": None, "alive": None, "health": None, "since": None, "time": None, "restarts": 0, "gpus": []},
+    **{"pid_alive": None, "alive": None, "health": None, "since": None, "time": None, "restarts": 0, "gpus": []},
 }
 
 
@@ -696,15 +701,13 @@ _COUNTS = ("done", "of", "left")
 def _gpus(gpus: dict) -> list[str]:
     if not gpus["devices"]:  # nobody can wait then, either
         return ["none can be seen here"]
-    free = [i for i, pid in gpus["devices"].items() if pid is None]
+    held: dict[tuple, list[str]] = {}
+    for device in gpus["devices"]:
+        held.setdefault((device["pid"], device["who"]), []).append(device["id"])
+    free = held.pop((None, None), [])
     lines = [f"{len(gpus['devices'])}: {len(free)} free" + (f" ({', '.join(free)})" if free else "")]
-    for pid in dict.fromkeys(pid for pid in gpus["devices"].values() if pid is not None):
-        held = ", ".join(i for i, holder in gpus["devices"].items() if holder == pid)
-        whose = f"process {pid} ({gpus['who'][pid]})" if pid else "a process that is not named"
-        lines.append(f"{held}: held by {whose}")
-    for pid, count in gpus["waiting"].items():
-        lines.append(f"process {pid} ({gpus['who'][pid]}) waits for {count}")
-    return lines
+    lines += [f"{', '.join(ids)}: held by process {pid} ({who})" for (pid, who), ids in held.items()]
+    return lines + [f"process {w['pid']} ({w['who']}) waits for {w['gpus']}" for w in gpus["waiting"]]
 
 
 def _servers(servers: list[dict], now: float) -> list[str]:
@@ -717,6 +720,8 @@ def _servers(servers: list[dict], now: float) -> list[str]:
             words.append(s["message"].partition("\n")[0])
         if s["alive"] is False and s["state"] in ("starting", "ready"):
             words.append(f"but its keeper (process {s['keeper_pid']}) is dead; the next job starts another")
+        if s["alive"] and s["pid"] and not s["pid_alive"]:
+            words.append(f"its process {s['pid']} has ended")
         if s["url"] and s["alive"] is not False:
             words.append(f"{s['url']}/health: {s['health'] or 'not asked, another host'}")
         if s["since"]:
