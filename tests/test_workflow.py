@@ -5,8 +5,10 @@ import os
 import re
 import shutil
 import signal
+import sqlite3
 import subprocess
 import time
+from contextlib import closing
 
 import pytest
 import yaml
@@ -321,6 +323,15 @@ def test_commands_exactly_as_users_type_them():
         assert bare(picture).startswith("digraph snakemake_dag {")
     for question in ("probe", "tally", "prepared"):
         bare(question, "-n")
+
+
+def test_both_loggers_load_and_one_keeps_its_database(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))  # a plugin makes its folder there
+    command = [SNAKEMAKE, "all", "-n", "--logger", "rich", "snkmt", "--logger-snkmt-db", tmp_path / "runs.db"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "Workflow start" in done.stderr and "prepare prompts" in done.stderr, done.stderr
+    with closing(sqlite3.connect(tmp_path / "runs.db")) as runs:
+        assert runs.execute("select count(*) from workflows").fetchone() == (1,)
 
 
 def test_profiles_keep_their_own_keys_beside_the_default_profile():

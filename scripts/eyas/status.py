@@ -421,7 +421,8 @@ class _Look:
         found = []
         for path in sorted((self.root / "state/server").glob("*/*/server.json"), key=_moved, reverse=True):
             remedy = "remove its folder when no server runs; the next job starts one"
-            state = self.json(path, remedy, **{"state": str, "message": str, "time": (int, float)})
+            kinds = {"state": str, "message": str, "url": (str, type(None)), "time": (int, float)}
+            state = self.json(path, remedy, **kinds)
             if state:
                 found.append(self._server(path.parts[-3], path.parts[-2], state))
         sglang = self.config.target.sglang
@@ -440,7 +441,7 @@ class _Look:
         alive = False if ended else keeper is not None if here else None
         return {
             **_NO_SERVER,
-            **{k: state.get(k, _NO_SERVER[k]) for k in _NO_SERVER if k in state},
+            **{k: state[k] for k in _NO_SERVER if k in state},
             **{"host": host, "key": key, "alive": alive, "pid_alive": own is not None if here else None},
             "since": own if alive else None,
         }
