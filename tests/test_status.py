@@ -209,7 +209,7 @@ def test_a_shard_that_is_being_captured_counts_its_samples(root, job):
     for name in ("corpus/train.parquet", "corpus/heldout.parquet"):
         (root / name).write_bytes(b"x")
     partial = begin_shard(root, (10, 20, 30, 40), 2)
-    job("capture_states.py", "--split", "train", "--shard", "0")
+    job("capture_states.py", "--split", "train", "--shard", "00000")
     until(lambda: status(CONFIG, root)["jobs"])
     found = part(status(CONFIG, root), "captured")
     assert (found["name"], found["done"], found["left"], found["rate"]) == ("train 00000", 2, 2, None)
@@ -236,7 +236,7 @@ def test_a_training_tells_step_share_and_lengths(root, job):
     job("train_draft.py", "--output-dir", "draft")
     until(lambda: status(CONFIG, root)["jobs"])
     found = stage(status(CONFIG, root), "trained")
-    assert (found["rate"], found["seconds_left"]) == (800.0, 300)
+    assert found["rate"] == 800.0 and 290 <= found["seconds_left"] <= 300
     assert found["note"] == (
         "step 40, loss 2.500, simulated acceptance length 2.25, held out 2.10; state/train_draft/abc"
     )
@@ -338,6 +338,11 @@ def test_a_server_whose_keeper_was_killed_is_not_alive(root):
     (server,) = result["servers"]
     assert (server["alive"], server["health"], server["restarts"]) == (False, None, 2)
     assert f"abc on {socket.gethostname()}: ready, but its keeper (process {gone.pid}) is dead" in as_text(result)
+    # Its keeper is about to be started; or was, long ago.
+    for age_s, alive in ((1, True), (3600, False)):
+        begun = {"state": "starting", "message": "starting the keeper", "url": None, "time": time.time() - age_s}
+        write_json(path, {**begun, "deaths": [], "keeper": "x", "keeper_pid": None, "fingerprint": {}})
+        assert status(CONFIG, root)["servers"][0]["alive"] is alive
     # Another process may have got the number since.
     write_json(path, {**state, "pid": os.getpid(), "keeper_pid": os.getpid(), "time": 1.0})
     assert status(CONFIG, root)["servers"][0]["alive"] is False
@@ -346,7 +351,7 @@ def test_a_server_whose_keeper_was_killed_is_not_alive(root):
 def test_a_server_that_does_not_answer_holds_nobody_up():
     with socket.create_server(("127.0.0.1", 0)) as mute:
         url, started = f"http://127.0.0.1:{mute.getsockname()[1]}", time.monotonic()
-        assert health_of(url) == "no answer within 2 s"
+        assert health_of(url) == "no answer within 2 s: busy, or hanging"
         assert time.monotonic() - started < HEALTH_TIMEOUT_S + 2
     assert health_of(url).startswith("no answer (")
     assert health_of("nonsense").startswith("no answer (")

@@ -287,9 +287,10 @@ class _Look:
 
     def _partial(self, split: str, path: Path) -> tuple[Row, int] | None:
         """(how far a shard is that is being captured, its finished tokens); None when nobody began it."""
-        shard = int(path.name.partition("-")[0])
+        shard = path.name.partition("-")[0]  # 00003, as Snakemake passes it; 3, as people type it
         partial = path.with_name(f".{path.name}.partial")
-        job = self.job("capture_states", split=split, shard=str(shard))
+        jobs = (self.job("capture_states", split=split, shard=k) for k in (shard, str(int(shard))))
+        job = next(filter(None, jobs), None)
         try:
             moved = partial.stat().st_mtime
             found = captured_of(path)
@@ -300,7 +301,7 @@ class _Look:
             return None
         if found is None:
             return None
-        row = Row(f"{split} {shard:05}", "samples", found.samples_done, found.samples)
+        row = Row(f"{split} {shard}", "samples", found.samples_done, found.samples)
         rate = (self.planned.get("rates") or {}).get("capturing")
         live, row.note = self.live(self.now - moved, 0.0, job)
         if live and rate:
@@ -336,10 +337,11 @@ class _Look:
             return row
         last, before = steps[-1], steps[-2] if len(steps) > 1 else {"seconds": 0.0}
         row.done = round(100 * min(1.0, last["progress"]), 1)
-        live, note = self.live(self.now - _moved(path), max(0.0, last["seconds"] - before["seconds"]), job)
+        age = max(0.0, self.now - _moved(path))
+        live, note = self.live(age, max(0.0, last["seconds"] - before["seconds"]), job)
         if live:
             row.rate = last["tokens_per_s"]
-            row.seconds_left = round(last["seconds"] * (1 / max(last["progress"], 1e-6) - 1))
+            row.seconds_left = max(0, round(last["seconds"] * (1 / max(last["progress"], 1e-6) - 1) - age))
         told = f"step {last['step']:,}, loss {last['loss']:.3f}, {_lengths(lines)}"
         where = self._short(path.parent) + (f", the latest of {len(others)} runs" if len(others) > 1 else "")
         row.note = "; ".join(filter(None, [note, told, where]))
@@ -438,7 +440,8 @@ class _Look:
         """alive: whether its keeper lives, and so itself; None on another host. since: of the server's process."""
         ended, here = state["state"] not in ("starting", "ready"), host == socket.gethostname()
         keeper, own = (_started(state.get(k), state["time"]) for k in ("keeper_pid", "pid"))
-        alive = False if ended else keeper is not None if here else None
+        begun = state.get("keeper_pid") is None and self.now - state["time"] < STALE_S  # a client starts its keeper
+        alive = False if ended else keeper is not None or begun if here else None
         return {
             **_NO_SERVER,
             **{k: state[k] for k in _NO_SERVER if k in state},
@@ -512,19 +515,20 @@ _NO_SERVER = {
 
 
 def health_of(url: str) -> str:
-    """What a server answers to /health, in words; it begins with "ok" when all is well."""
+    """What a server answers to /health, in words; it begins with "ok" when all is well.
+
+    SGLang takes a second for it, or until its next token; it generates one when it has nothing else to do.
+    """
     opener, started = urllib.request.build_opener(urllib.request.ProxyHandler({})), time.monotonic()
     try:
         with opener.open(f"{url.rstrip('/')}/health", timeout=HEALTH_TIMEOUT_S):
             return f"ok in {time.monotonic() - started:.2f} s"
     except urllib.error.HTTPError as error:
         return f"HTTP {error.code}"
-    except TimeoutError:
-        return f"no answer within {HEALTH_TIMEOUT_S:g} s"
     except (OSError, ValueError, http.client.HTTPException) as error:
-        if isinstance(getattr(error, "reason", None), TimeoutError):
-            return f"no answer within {HEALTH_TIMEOUT_S:g} s"
-        return f"no answer ({getattr(error, 'reason', error)})"
+        why = getattr(error, "reason", error)
+        late = isinstance(why, TimeoutError)
+        return f"no answer within {HEALTH_TIMEOUT_S:g} s: busy, or hanging" if late else f"no answer ({why})"
 
 
 def _processes(root: Path) -> tuple[list[Job], list[tuple[int, float]]]:
@@ -720,7 +724,8 @@ def _servers(servers: list[dict], now: float) -> list[str]:
         if s["message"] not in ("", s["state"]):
             words.append(s["message"].partition("\n")[0])
         if s["alive"] is False and s["state"] in ("starting", "ready"):
-            words.append(f"but its keeper (process {s['keeper_pid']}) is dead; the next job starts another")
+            process = f" (process {s['keeper_pid']})" if s["keeper_pid"] else ""
+            words.append(f"but its keeper{process} is dead; the next job starts another")
         if s["alive"] and s["pid"] and not s["pid_alive"]:
             words.append(f"its process {s['pid']} has ended")
         if s["url"] and s["alive"] is not False:
