@@ -94,10 +94,10 @@ def measure(root, age_s=0.0, key="abc"):
     return path
 
 
-def begin_shard(root, lengths, finished):
-    """The first training shard, some of whose samples are captured."""
+def begin_shard(root, lengths, finished, shard=0):
+    """A training shard, some of whose samples are captured."""
     samples = [Sample(f"s{k}", "D", np.arange(n, dtype=np.int32), np.ones(n, np.uint8)) for k, n in enumerate(lengths)]
-    path = shard_path(root / "hidden_states/train", 0, CONFIG.capture.shards)
+    path = shard_path(root / "hidden_states/train", shard, CONFIG.capture.shards)
     with ShardWriter(path, samples, 8, {}) as writer:
         for k in range(finished):
             writer.finish(k)
@@ -224,7 +224,13 @@ def test_a_shard_that_is_being_captured_counts_its_samples(root, job):
     assert row["seconds_left"] == round((100_000 - 10_000 - 30) / 500)
     needed = 100_000 * (4 * 8 * 2 + 5) - 1000 - 512 * partial.stat().st_blocks
     assert (result["disk"]["needed_bytes"], result["disk"]["bound"], result["disk"]["fits"]) == (needed, "", True)
+    begin_shard(root, (10, 20, 30, 40), 4, shard=1)
+    job("capture_states.py", "--split", "train", "--shard", "1")
+    until(lambda: len(status(CONFIG, root)["jobs"]) == 2)
+    row = stage(status(CONFIG, root), "captured")
+    assert (row["rate"], row["seconds_left"]) == (1000.0, round((100_000 - 10_000 - 130) / 1000)), "two at once"
     os.utime(partial, (time.time() - 600,) * 2)
+    os.utime(str(partial).replace("00000-of", "00001-of"), (time.time() - 600,) * 2)
     result = status(CONFIG, root)
     assert stage(result, "captured")["rate"] is None and "stale since 10 min" in part(result, "captured")["note"]
 

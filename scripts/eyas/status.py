@@ -277,8 +277,8 @@ class _Look:
                 parts.append(part)
                 captured += tokens
         row = Row("captured", "shards", done, len(paths), parts=parts)
-        if any(part.rate is not None for part in parts):
-            row.rate = parts[0].rate
+        if busy := [part.rate for part in parts if part.rate is not None]:
+            row.rate = round(sum(busy), 1)  # each as a finished shard's was
         if (window := self._window()) is not None:
             row.note = window
         elif row.rate and known and (tokens := self._corpus_tokens()) is not None:
