@@ -96,8 +96,8 @@ class Row:
         return {**asdict(self), "left": self.left, "parts": [part.as_json() for part in self.parts]}
 
 
-def status(config: Config, root: Path, now: float | None = None) -> dict:
-    """Of the run in the working directory `root`, as plain JSON. now: Unix time (default: the clock's).
+def status(config: Config, root: Path) -> dict:
+    """Of the run in the working directory `root`, as plain JSON; times are Unix times.
 
     {"time", "host", "directory", "target", "snakemake": {"state", "pids", "since"}, "jobs": [{"pid", "name", "since"}],
      "stages": [{"name", "unit", "done", "of", "left", "rate", "rate_unit", "seconds_left", "note", "parts": the same}],
@@ -107,7 +107,7 @@ def status(config: Config, root: Path, now: float | None = None) -> dict:
                   itself, "health", "since", "time", "restarts", "gpus"}], None for what is not known here,
      "disk": {"free_bytes", "needed_bytes", "bound", "fits", "why_unknown"}, "problems": [str]}
     """
-    look = _Look(config, root.resolve(), time.time() if now is None else now)
+    look = _Look(config, root.resolve(), time.time())
     snakemake, servers = look.snakemake(), look.servers()
     stages = [stage().as_json() for stage in look.stages]
     return {
@@ -143,7 +143,9 @@ class _Look:
     # What files say
 
     def problem(self, path: Path, what: object, remedy: str) -> None:
-        self.problems.append(f"{self._short(path)}: {what}: {remedy}")
+        told = f"{self._short(path)}: {what}: {remedy}"
+        if told not in self.problems:  # two stages may need the file
+            self.problems.append(told)
 
     def json(self, path: Path, remedy: str, **kinds: type | tuple) -> dict:
         """What a file holds; {} when it is missing, or (then it is a problem) lacks one of `kinds`."""
