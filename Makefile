@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 SGLANG := .venv-sglang
 SGLANG_CPU := .venv-sglang-cpu
 
-.PHONY: setup demo test check format bench schema pins sglang sglang-cpu clean
+.PHONY: setup demo status test check format bench schema pins sglang sglang-cpu clean
 
 setup: $(READY)
 
@@ -38,6 +38,10 @@ demo: $(READY)
 	$(BIN)/snakemake tally --profile profiles/demo --quiet all $(OTHER)
 	@echo
 	@echo "Look at $(DEMO)/report.html (a browser opens it), $(DEMO)/prepared/, $(DEMO)/responses/, $(DEMO)/draft/ and $(DEMO)/logs/."
+
+# Where the run in this folder stands; it may be asked at any time.
+status: $(READY)
+	$(BIN)/python scripts/status.py
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup tests

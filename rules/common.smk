@@ -47,8 +47,7 @@ DRAFT = [f"draft/{name}" for name in ("model.safetensors", "config.json", "metri
 
 # The engines that the draft is tried with.
 SERVED_BY_SGLANG = CONFIG.target.engine == "sglang"
-ENGINES = ["sglang" if SERVED_BY_SGLANG else "walk"]
-ENGINES += [engine for engine in CONFIG.evaluate.witnesses if engine not in ENGINES]
+ENGINES = CONFIG.engines()
 TRIALS = [f"evaluation/{engine}.jsonl" for engine in ENGINES]
 EVALUATION = ["evaluation/summary.json", "reports/evaluation.html"]
 SWEEP = ["evaluation/sweep.json", "reports/sweep.html"]

@@ -9,7 +9,7 @@ import pytest
 
 from conftest import ROOT
 from eyas.errors import EyasError
-from eyas.gpus import lease, others_wait, visible_gpus
+from eyas.gpus import holders, lease, others_wait, visible_gpus
 from waiting import until
 
 HOLDER = """
@@ -122,6 +122,26 @@ def test_more_than_exist_is_an_error_and_none_needs_nothing(host):
         assert ids == []
     with pytest.raises(EyasError, match="0 can be seen"), lease(1):
         pass
+
+
+def test_holders_and_waiters_are_named_without_a_trace(holder, tmp_path):
+    assert holders(visible_gpus()) == ({"0": None, "1": None, "2": None}, {})
+    assert not (tmp_path / "leases").exists(), "who asks makes no file"
+    first = holder(2)
+    first.stdout.readline()
+    second = holder(2)
+    until(lambda: holders(visible_gpus())[1])
+    assert holders(visible_gpus()) == ({"0": first.pid, "1": first.pid, "2": None}, {second.pid: 2})
+    (tmp_path / "leases/gpu-0").write_text("?")
+    assert holders(["0"])[0] == {"0": 0}, "held, by whom is not known"
+    before = sorted(p.name for p in (tmp_path / "leases").iterdir())
+    second.kill()
+    second.wait()
+    assert holders(visible_gpus())[1] == {}
+    assert sorted(p.name for p in (tmp_path / "leases").iterdir()) == before
+    first.kill()
+    first.wait()
+    assert holders(visible_gpus()) == ({"0": None, "1": None, "2": None}, {})
 
 
 def test_what_waits_can_be_stopped():

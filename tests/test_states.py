@@ -7,7 +7,17 @@ from safetensors.torch import load_file
 
 from eyas.encoding import as_bytes, decode, encode
 from eyas.errors import EyasError
-from eyas.states import CAPTURED, FORMAT, NOT_FINITE, Sample, Shard, ShardWriter, bytes_per_token
+from eyas.states import (
+    CAPTURED,
+    FORMAT,
+    NOT_FINITE,
+    Captured,
+    Sample,
+    Shard,
+    ShardWriter,
+    bytes_per_token,
+    captured_of,
+)
 
 H = 8
 METADATA = {"target": "t", "layers": "2,4,6"}
@@ -69,6 +79,25 @@ def test_a_shard_may_be_empty(tmp_path):
     write(tmp_path / "x.safetensors", [])
     assert len(Shard(tmp_path / "x.safetensors")) == 0
     load_file(tmp_path / "x.safetensors")
+
+
+def test_how_far_a_shard_is_can_be_read_while_it_is_written(tmp_path):
+    given, path = samples(5, 6, 7, 8), tmp_path / "x.safetensors"
+    assert captured_of(path) is None
+    with ShardWriter(path, given, H, METADATA) as writer:
+        assert captured_of(path) == Captured(4, 0, 26, 0)
+        for k in (1, 3):
+            fill(writer, k)
+        assert captured_of(path) == Captured(4, 2, 26, 14)
+        for k in writer.pending:
+            fill(writer, k)
+        writer.publish()
+    assert captured_of(path) is None, "it has its name"
+    whole, partial = path.read_bytes(), tmp_path / ".x.safetensors.partial"
+    for damaged in (b"", whole[:5], whole[:100], whole[:-1], b"\xff" * 100, whole.replace(b'"status"', b'"statux"')):
+        partial.write_bytes(damaged)
+        with pytest.raises(ValueError):
+            captured_of(path)
 
 
 def test_an_interrupted_shard_goes_on_where_it_was(tmp_path):

@@ -5,13 +5,17 @@ import os
 import re
 import shutil
 import signal
+import sqlite3
 import subprocess
 import time
+from contextlib import closing
 
 import pytest
 import yaml
 
 from conftest import ROOT, SNAKEMAKE
+from eyas.config import load
+from eyas.status import status
 from workflow_copy import Workflow, make_workflow
 
 DATASETS = ("A2_kimik25", "B3_magicoder", "B5_openthoughts", "E3_humaneval")
@@ -56,6 +60,26 @@ def test_a_finished_run_has_every_file_log_and_benchmark_and_nothing_to_do(workf
             stats = json.loads(stats.read_bytes())
             assert stats["rows_read"] == stats["kept"] + stats["rejected"] + stats["duplicates"] + stats["beyond_cap"]
     assert "Nothing to be done" in workflow.run("all")
+
+
+def test_of_a_finished_run_nothing_is_left_and_looking_changes_nothing(workflow):
+    config, before = load([workflow.root / "test.yaml"]), workflow.snapshot()
+    result = status(config, workflow.work)
+    assert {row["name"]: row["left"] for row in result["stages"]} == dict.fromkeys(
+        ("prepared", "generated", "corpus", "captured", "trained", "evaluated", "deployed"), 0
+    )
+    assert [row["rate"] or row["seconds_left"] or row["parts"] for row in result["stages"]] == [[]] * 7
+    assert result["problems"] == [] and result["jobs"] == [] and result["snakemake"]["state"] == "none"
+    corpus, draft = (json.loads((workflow.work / f).read_bytes()) for f in ("corpus/stats.json", "draft/training.json"))
+    tokens = corpus["train"]["tokens"] + corpus["heldout"]["tokens"]
+    notes = {row["name"]: row["note"] for row in result["stages"]}
+    assert notes["corpus"] == f"{tokens:,} tokens"
+    assert notes["trained"].endswith(f"held out {draft['heldout']['acceptance_length']:.2f}")
+    assert result["servers"] and not any(server["alive"] for server in result["servers"])
+    assert result["disk"] | {"free_bytes": 0, "needed_bytes": 0} == {
+        **{"free_bytes": 0, "needed_bytes": 0, "bound": "", "fits": True, "why_unknown": None},
+    }
+    assert workflow.snapshot() == before
 
 
 def test_a_benchmark_set_judges_and_never_trains(workflow):
@@ -299,6 +323,15 @@ def test_commands_exactly_as_users_type_them():
         assert bare(picture).startswith("digraph snakemake_dag {")
     for question in ("probe", "tally", "prepared"):
         bare(question, "-n")
+
+
+def test_both_loggers_load_and_one_keeps_its_database(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))  # a plugin makes its folder there
+    command = [SNAKEMAKE, "all", "-n", "--logger", "rich", "snkmt", "--logger-snkmt-db", tmp_path / "runs.db"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "Workflow start" in done.stderr and "prepare prompts" in done.stderr, done.stderr
+    with closing(sqlite3.connect(tmp_path / "runs.db")) as runs:
+        assert runs.execute("select count(*) from workflows").fetchone() == (1,)
 
 
 def test_profiles_keep_their_own_keys_beside_the_default_profile():

@@ -507,6 +507,11 @@ class Config(Strict):
         """Names of the datasets in the config's order, of some kinds or of all; benchmark sets are a kind of theirs."""
         return [n for n, d in self.datasets.items() if not kinds or d.kind in kinds]
 
+    def engines(self) -> list[str]:
+        """What the draft is tried with: the target's own engine, then the witnesses."""
+        first = "sglang" if self.target.engine == "sglang" else "walk"
+        return list(dict.fromkeys([first, *self.evaluate.witnesses]))
+
     def prepare_settings(self, name: str) -> dict:
         """Everything that decides what `prepared/<name>/` holds, as plain JSON.
 

@@ -20,7 +20,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -59,8 +59,10 @@ def lease(
             if not announced:
                 waiting.enter_context(_announced(n, files, folder))
                 announced = True
-                holders = ", ".join(_holders(files, folder))
-                logging.info("waiting for %d GPUs of %s; held by process %s", n, ", ".join(ids), holders or "no more")
+                pids = sorted({str(pid) for pid in holders(ids, folder)[0].values() if pid is not None})
+                logging.info(
+                    "waiting for %d GPUs of %s; held by process %s", n, ", ".join(ids), ", ".join(pids) or "no more"
+                )
             if while_waiting:
                 while_waiting()
             time.sleep(poll_s)
@@ -81,6 +83,28 @@ def others_wait(folder: Path | None = None, ids: Iterable[str] | None = None) ->
             elif mine is None or mine & set(json.loads(path.read_text())["gpus"]):
                 return True
     return False
+
+
+def holders(ids: Iterable[str], folder: Path | None = None) -> tuple[dict[str, int | None], dict[int, int]]:
+    """({device: process that holds it, None when it is free}, {process that waits: for how many}); makes no file.
+
+    A process that is named wrongly in its file is 0.
+    """
+    folder = Path(folder) if folder else lease_folder()
+    held: dict[str, int | None] = dict.fromkeys(ids)
+    waiting: dict[int, int] = {}
+    if not (folder / "gate").exists():
+        return held, waiting
+    with hold(folder / "gate", shared=True):
+        for i, name in _names(list(held)).items():
+            if _is_held(path := folder / f"gpu-{name}"):
+                text = path.read_text(errors="replace").strip()
+                held[i] = int(text) if text.isdecimal() else 0
+        for path in folder.glob("waiting-*"):
+            if _is_held(path):
+                with suppress(FileNotFoundError):  # it waits no longer
+                    waiting[int(path.name.split("-")[1])] = json.loads(path.read_text())["n"]
+    return held, waiting
 
 
 def visible_gpus() -> list[str]:
@@ -134,16 +158,16 @@ def _take(n: int, files: dict[str, Path], folder: Path, held: ExitStack) -> list
     return []
 
 
-def _holders(files: dict[str, Path], folder: Path) -> list[str]:
-    """Process ids of who holds one of the devices."""
-    holders = set()
-    with hold(folder / "gate"):
-        for path in files.values():
-            if free := hold(path, wait=False):
-                free.close()
-            else:
-                holders.add(path.read_text().strip())
-    return sorted(holders)
+def _is_held(path: Path) -> bool:
+    """Whether somebody holds the file; it is not made when it is missing."""
+    try:
+        with open(path) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 @contextmanager

@@ -34,7 +34,9 @@ def plan(config: Config, root: Path, hidden: int) -> dict:
 
     {"datasets": [{"dataset", "tokens", "answers_left", "basis", "at_most"}],
      "tokens", "at_most": bool, "unknown": [datasets], "bytes_per_token", "bytes_needed": of what is not captured yet,
-     "bytes_free", "fits", "instead": [str], "hours": {"answering", "capturing"}: None where nothing was measured}
+     "bytes_free", "fits", "instead": [str],
+     "rates": {"answering", "capturing"}, tokens a second of one job, "hours": of the same: None where nothing was
+     measured}
     """
     capture = config.capture
     rows, counted = _tokens(config, root), _corpus_tokens(root)
@@ -48,9 +50,13 @@ def plan(config: Config, root: Path, hidden: int) -> dict:
     if capture.window is not None:  # never more than so many training shards, beside the held-out ones
         train, held = needed * (1 - config.corpus.heldout), needed * config.corpus.heldout
         needed = int(held + train * min(1, capture.window / capture.shards))
-    there = sum(p.stat().st_size for p in states.rglob("*.safetensors"))
+    there = sum(_bytes_on_disk(p) for p in states.rglob("*.safetensors*"))
     needed, free = max(0, needed - there), free_bytes(states)
     left = max(0, tokens - sum(s["tokens"] for s in shards))
+    rates = {
+        "answering": _answer_rate(config, root),
+        "capturing": _rate([(s.get("captured_tokens", 0), s["seconds"]) for s in shards]),
+    }
     return {
         "datasets": [vars(r) for r in rows],
         "tokens": tokens,
@@ -61,9 +67,10 @@ def plan(config: Config, root: Path, hidden: int) -> dict:
         "bytes_free": free,
         "fits": needed <= SPARE * free,
         "instead": what_fits(needed, free, per_token, capture.dtype, capture.shards, hidden),
+        "rates": rates,
         "hours": {
-            "answering": _hours(sum(r.answers_left for r in rows), _answer_rate(config, root)),
-            "capturing": _hours(left, _rate([(s.get("captured_tokens", 0), s["seconds"]) for s in shards])),
+            "answering": _hours(sum(r.answers_left for r in rows), rates["answering"]),
+            "capturing": _hours(left, rates["capturing"]),
         },
     }
 
@@ -178,6 +185,15 @@ def _rate(known: list[tuple[float, float]]) -> float | None:
 
 def _hours(count: int, rate: float | None) -> float | None:
     return 0.0 if not count else None if rate is None else round(count / rate / 3600, 2)
+
+
+def _bytes_on_disk(path: Path) -> int:
+    """What a shard takes up; one that is being captured is a file with holes, and takes less than its size."""
+    try:
+        stat = path.stat()
+    except FileNotFoundError:  # published, or dropped from a window, since it was listed
+        return 0
+    return 512 * stat.st_blocks if path.suffix == ".partial" else stat.st_size
 
 
 def _json(path: Path) -> dict:

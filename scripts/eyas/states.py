@@ -247,6 +247,41 @@ def shard_path(folder: Path, shard: int, shards: int) -> Path:
     return folder / f"{shard:05}-of-{shards:05}.safetensors"
 
 
+@dataclass(frozen=True)
+class Captured:
+    """How far a shard is that is being captured."""
+
+    samples: int
+    samples_done: int
+    tokens: int
+    tokens_done: int
+
+
+def captured_of(path: Path) -> Captured | None:
+    """Of the partial file of a shard; None when there is none. ValueError when it is damaged, or just being laid out.
+
+    Read, not mapped: the job that writes it may cut it at any time.
+    """
+    try:
+        with open(path.with_name(f".{path.name}.partial"), "rb") as file:
+            size, head = os.fstat(file.fileno()).st_size, file.read(8)
+            length = int.from_bytes(head, "little")
+            layout = Layout.read(head + file.read(min(length, size)), size)
+            found = {}
+            for name in ("offsets", "status"):
+                tensor = layout.tensors[name]
+                file.seek(tensor.start)
+                found[name] = np.frombuffer(file.read(tensor.bytes), DTYPES[tensor.dtype])
+    except FileNotFoundError:
+        return None
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"its header lacks something ({error!r})") from None
+    done, lengths = found["status"] != PENDING, np.diff(found["offsets"])
+    if len(done) != len(lengths):
+        raise ValueError(f"{len(done)} samples by status, {len(lengths)} by offsets")
+    return Captured(len(done), int(done.sum()), int(lengths.sum()), int(lengths[done].sum()))
+
+
 def digest_of(arrays: dict[str, np.ndarray], k: int) -> bytes:
     """16 bytes over all that a shard holds of sample k."""
     start, end = arrays["offsets"][k], arrays["offsets"][k + 1]
@@ -333,8 +368,11 @@ class Layout:
         return cls(tensors, metadata, header, len(header) + at)
 
     @classmethod
-    def read(cls, data: mmap.mmap) -> "Layout":
-        """ValueError when the data is not a safetensors file of this format, or not all of it is there."""
+    def read(cls, data: mmap.mmap | bytes, file_size: int | None = None) -> "Layout":
+        """ValueError when the data is not a safetensors file of this format, or not all of it is there.
+
+        file_size: when `data` is only its beginning, with the header.
+        """
         length = int.from_bytes(data[:8], "little")
         if len(data) < 8 + length:
             raise ValueError("its header is cut")
@@ -347,8 +385,9 @@ class Layout:
             for name, e in entries.items()
         }
         size = 8 + length + max(e["data_offsets"][1] for e in entries.values())
-        if len(data) != size:
-            raise ValueError(f"{len(data):,} bytes, expected {size:,}")
+        found = len(data) if file_size is None else file_size
+        if found != size:
+            raise ValueError(f"{found:,} bytes, expected {size:,}")
         return cls(tensors, metadata, bytes(data[: 8 + length]), size)
 
     def arrays(self, data: mmap.mmap) -> dict[str, np.ndarray]:

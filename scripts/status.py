@@ -1,0 +1,49 @@
+"""Where the run stands: each stage's done, left, rate and time left; GPUs and who holds them; servers; disk.
+
+    python scripts/status.py --watch 10
+
+Reads files and looks at processes, writes nothing: it may be asked at any time, also while Snakemake runs.
+"""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+import orjson
+
+from eyas.config import load, parse
+from eyas.errors import run_command
+from eyas.status import as_text, status
+
+CLEAR = "\x1b[H\x1b[J"
+
+
+def main(argv=None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=Path, default=Path("."), help="the working directory of the run; default: here")
+    parser.add_argument("--configfile", type=Path, action="append", help="instead of config/*.yaml; may be repeated")
+    parser.add_argument("--config", type=json.loads, help="JSON of a whole configuration")
+    parser.add_argument("--watch", type=float, metavar="SECONDS", help="look again every so many seconds")
+    parser.add_argument("--json", action="store_true", help="as JSON (with --watch: a line each time)")
+    args = parser.parse_args(argv)
+    config = load(args.configfile) if args.config is None else parse(args.config)
+    while True:
+        result = status(config, args.root)
+        if args.json:
+            indent = 0 if args.watch else orjson.OPT_INDENT_2
+            print(orjson.dumps(result, option=indent).decode(), flush=True)
+        else:
+            clear = CLEAR if args.watch and sys.stdout.isatty() else ""
+            print(f"{clear}{as_text(result)}", end="" if clear or not args.watch else "\n", flush=True)
+        if not args.watch:
+            return 0
+        try:
+            time.sleep(args.watch)
+        except KeyboardInterrupt:
+            return 0
+
+
+if __name__ == "__main__":
+    run_command(main)
