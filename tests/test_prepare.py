@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from conftest import ROOT
-from eyas import ledger, prepare
+from eyas import ledger, prepare_lines
 from eyas.config import load
 from eyas.errors import EyasError
 from eyas.prepare import prepare_dataset
@@ -203,7 +203,7 @@ def test_a_job_killed_at_any_moment_leaves_no_half_file(tmp_path, smollm2_folder
 
 
 def test_a_killed_worker_is_named(tmp_path, smollm2_folder, monkeypatch):
-    monkeypatch.setattr(prepare, "_encode_in_worker", _die)
+    monkeypatch.setattr(prepare_lines, "_encode_in_worker", _die)
     source = write_lines(tmp_path / "x.jsonl", chats(50))
     with pytest.raises(EyasError, match="prepare_mem_mb"):
         prepare_dataset(settings_of("A1_deepswekimi"), [source], smollm2_folder, tmp_path / "out", threads=2)
