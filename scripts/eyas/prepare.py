@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 
 import orjson
@@ -96,7 +97,7 @@ class Counts:
 
 
 def _write_records(settings: Settings, files: list[Path], chat: Chat, threads: int, records, ledger: Ledger) -> Counts:
-    cap, counts = settings.preparation.cap, Counts()
+    cap, counts, late = settings.preparation.cap, Counts(), Ledger(BytesIO())
     selection = Sample(cap) if cap else Everything()
     stream = candidates(settings, files, selection, ledger)
     if cap:
@@ -108,7 +109,7 @@ def _write_records(settings: Settings, files: list[Path], chat: Chat, threads: i
                 counts.beyond_cap += candidate.count
             elif isinstance(encoded, Turned):
                 where, row = candidate.payload.where, candidate.payload.content
-                ledger.reject(encoded.reason, where, encoded.detail, row, count=candidate.count)
+                late.reject(encoded.reason, where, encoded.detail, row, count=candidate.count)
             else:
                 records.write(encoded.line)
                 counts.kept += 1
@@ -116,8 +117,9 @@ def _write_records(settings: Settings, files: list[Path], chat: Chat, threads: i
                 counts.trainable += encoded.trainable
                 counts.reasoning_left_out += encoded.left_out
                 counts.lengths.append(encoded.tokens)
-    if isinstance(selection, Everything):
-        counts.duplicates = selection.duplicates
+    # Listed after all that was rejected before: when a chunk is encoded depends on the number of workers.
+    ledger.add(late, late.file.getvalue().splitlines(keepends=True))
+    counts.duplicates += selection.duplicates
     counts.beyond_cap += selection.beyond_cap
     return counts
 

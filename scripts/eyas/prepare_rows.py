@@ -1,5 +1,6 @@
 """Rows → candidates: source files are read, rows become conversations, the selection says which may be kept."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,11 +8,11 @@ from typing import Any
 
 import orjson
 
-from eyas.adapters.base import Adapter, Filtered, Rejected, load_adapter
+from eyas.adapters.base import Adapter, Filtered, Preselection, Rejected, load_adapter
 from eyas.adapters.turns import check_answered, link_calls, prompt_context, split_thinking, tidy
 from eyas.chat import Chat, chat_of
 from eyas.config import Preparation
-from eyas.ledger import REJECTS_LISTED, Ledger
+from eyas.ledger import Ledger
 from eyas.progress import Progress
 from eyas.readers import BadRow, ParquetRows, open_rows
 from eyas.records import content_id
@@ -89,12 +90,7 @@ def _preselected(settings: Settings, reader: ParquetRows, selection: Sample, led
     for first, batch in reader.arrow_batches():
         ledger.rows_read += batch.num_rows
         verdict = settings.adapter.preselect(batch)
-        for reason, is_filter, rows, values in verdict.turned_down:
-            room = max(0, REJECTS_LISTED - ledger.reasons[reason])
-            for row in rows[:room]:
-                where = {"file": reader.path.name, "row": first + int(row)}
-                ledger.reject(reason, where, f"{values[int(row)].as_py()!r}", is_filter=is_filter)
-            ledger.reasons[reason] += max(0, len(rows) - room)
+        _reject(verdict, reader.path.name, first, ledger)
         order, rows = verdict.order, verdict.rows
         if threshold is not None:
             inside = order <= threshold
@@ -108,6 +104,18 @@ def _preselected(settings: Settings, reader: ParquetRows, selection: Sample, led
                 waiting = []
         yield []  # for the progress
     yield _as_objects(waiting)
+
+
+def _reject(verdict: Preselection, file: str, first: int, ledger: Ledger) -> None:
+    """Count and list what a batch's verdict turned down, in the order of the rows; first: the batch's first row."""
+    listed, more = [], Counter()
+    for reason, is_filter, rows, values in verdict.turned_down:
+        shown = rows[: ledger.room(reason)].tolist()
+        listed += [(row, reason, is_filter, values) for row in shown]
+        more[reason] = len(rows) - len(shown)
+    for row, reason, is_filter, values in sorted(listed, key=lambda each: each[0]):
+        ledger.reject(reason, {"file": file, "row": first + row}, f"{values[row].as_py()!r}", is_filter=is_filter)
+    ledger.reasons.update(more)
 
 
 def _lowest(waiting: list[tuple], selection: Sample) -> tuple[list[tuple], int | None]:
