@@ -6,7 +6,6 @@ rows read = kept + rejected + duplicates + beyond the cap, always. Memory does n
 
 import logging
 import time
-from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -21,8 +20,8 @@ from eyas.errors import EyasError
 from eyas.ledger import Ledger, length_statistics
 from eyas.prepare_lines import Encoder, Encoders, Turned
 from eyas.prepare_rows import Settings, candidate_of, candidates, rows_of
+from eyas.readers import FilePart
 from eyas.records import RECORD_FILES, whole_file
-from eyas.selection import Everything, Sample
 
 
 def prepare_dataset(
@@ -98,13 +97,9 @@ class Counts:
 
 def _write_records(settings: Settings, files: list[Path], chat: Chat, threads: int, records, ledger: Ledger) -> Counts:
     cap, counts, late = settings.preparation.cap, Counts(), Ledger(BytesIO())
-    selection = Sample(cap) if cap else Everything()
-    stream = candidates(settings, files, selection, ledger)
-    if cap:
-        deque(stream, maxlen=0)  # read everything; nothing can be kept before the last row was seen
-        stream = iter(selection.ranked())
+    selection = settings.selection()
     with Encoders(settings, chat, threads) as encoders:
-        for candidate, encoded in encoders.encode(stream):
+        for candidate, encoded in encoders.encode(candidates(settings, list(map(FilePart, files)), selection, ledger)):
             if cap and counts.kept == cap:
                 counts.beyond_cap += candidate.count
             elif isinstance(encoded, Turned):

@@ -1,7 +1,7 @@
 """Rows → candidates: source files are read, rows become conversations, the selection says which may be kept."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ from eyas.chat import Chat, chat_of
 from eyas.config import Preparation
 from eyas.ledger import Ledger
 from eyas.progress import Progress
-from eyas.readers import BadRow, ParquetRows, open_rows
+from eyas.readers import BadRow, FilePart, ParquetRows, open_rows
 from eyas.records import content_id
-from eyas.selection import Everything, Sample
+from eyas.selection import Candidate, Everything, Sample
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,10 @@ class Settings:
         adapter = load_adapter(raw["adapter"], raw["options"], dataset=raw["dataset"])
         return cls(raw, raw["dataset"], raw["produces"], adapter, Preparation.model_validate({k: raw[k] for k in keys}))
 
+    def selection(self) -> Sample | Everything:
+        cap = self.preparation.cap
+        return Sample(cap) if cap else Everything()
+
     def load_chat(self, folder: Path) -> Chat:
         return chat_of(folder, self.raw["target"])
 
@@ -48,20 +52,23 @@ class Payload:
     content: bytes  # {"messages", "tools", "meta"}
 
 
-def candidates(settings: Settings, files: list[Path], selection: Sample | Everything, ledger: Ledger) -> Iterator:
-    """Offer every row of every file to the selection; yields what an uncapped selection keeps."""
+def candidates(
+    settings: Settings, parts: Sequence[FilePart], selection: Sample | Everything, ledger: Ledger
+) -> Iterator[Candidate]:
+    """Offer every row of every part to the selection; yields what may be kept.
+
+    An uncapped selection keeps as it goes; of a capped one nothing comes before the last row was seen.
+    """
     progress = Progress(settings.dataset, "rows")
-    for number, path in enumerate(files):
-        reader = open_rows(path, settings.adapter.columns)
-        if settings.adapter.check_columns and reader.columns:
-            settings.adapter.check_columns(reader.columns, str(path))
+    for number, part in enumerate(parts):
+        reader = _reader(part, settings.adapter)
         if selection.__class__ is Sample and settings.adapter.preselects and isinstance(reader, ParquetRows):
             batches = _preselected(settings, reader, selection, ledger)
         else:
             batches = (((None, row, value) for row, value in batch) for batch in _counted(reader, ledger))
         for batch in batches:
             for place, row, value in batch:
-                where = {"file": path.name, "row": row}
+                where = {"file": part.path.name, "row": row}
                 try:
                     key_place, key, payload = candidate_of(settings, where, value)
                 except Rejected as error:
@@ -70,8 +77,9 @@ def candidates(settings: Settings, files: list[Path], selection: Sample | Everyt
                 candidate = selection.offer(key_place if place is None else place, key, payload.id, payload)
                 if candidate is not None:
                     yield candidate
-            progress.update(ledger.rows_read, (number + reader.fraction_done) / len(files))
+            progress.update(ledger.rows_read, (number + reader.fraction_done) / len(parts))
     progress.close()
+    yield from selection.ranked()
 
 
 def _counted(reader, ledger: Ledger) -> Iterator[list]:
@@ -147,12 +155,17 @@ def _as_objects(waiting: list[tuple]) -> list[tuple]:
 
 def rows_of(path: Path, adapter: Adapter) -> Iterator[tuple[dict, Any]]:
     """(where, value) of each row of a file."""
-    reader = open_rows(path, adapter.columns)
-    if adapter.check_columns and reader.columns:
-        adapter.check_columns(reader.columns, str(path))
-    for batch in reader.batches():
+    for batch in _reader(FilePart(path), adapter).batches():
         for row, value in batch:
             yield {"file": path.name, "row": row}, value
+
+
+def _reader(part: FilePart, adapter: Adapter):
+    """A reader of the columns that the adapter needs; EyasError when the table is none for it."""
+    reader = open_rows(part, adapter.columns)
+    if adapter.check_columns and reader.columns:
+        adapter.check_columns(reader.columns, str(part.path))
+    return reader
 
 
 def candidate_of(settings: Settings, where: dict, value: Any) -> tuple[int, str, Payload]:

@@ -39,6 +39,10 @@ class Everything:
         self.seen.add(key)
         return Candidate(place, key, tag, payload)
 
+    def ranked(self) -> list[Candidate]:
+        """None: each was kept as it came."""
+        return []
+
 
 class Sample:
     """At most `cap` keys by lowest place, with a reserve for those that fall out later (too long).
