@@ -6,7 +6,7 @@ rows read = kept + rejected + duplicates + beyond the cap, always. Memory does n
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -20,17 +20,27 @@ from eyas.errors import EyasError
 from eyas.ledger import Ledger, length_statistics
 from eyas.prepare_lines import Encoder, Encoders, Turned
 from eyas.prepare_rows import Settings, candidate_of, candidates, rows_of
+from eyas.prepare_shards import Shard, merged
 from eyas.readers import FilePart
 from eyas.records import RECORD_FILES, whole_file
 
 
 def prepare_dataset(
-    raw_settings: dict, files: list[Path], tokenizer: Path, out: Path, *, threads: int = 1, origin: Sequence[dict] = ()
+    raw_settings: dict,
+    files: list[Path],
+    tokenizer: Path,
+    out: Path,
+    *,
+    threads: int = 1,
+    origin: Sequence[dict] = (),
+    shards: int = 1,
 ) -> dict:
     """Write out/{prompts|tokenized_data}.jsonl, rejects.jsonl and stats.json; returns the statistics.
 
     files: the dataset's files, in order. tokenizer: folder of the target's tokenizer. threads: processes that encode.
-    origin: where the files come from (a manifest's "sources"), for the record.
+    origin: where the files come from (a manifest's "sources"), for the record. shards: above 1, the files were read by
+    so many jobs (prepare_shards.prepare_shard), and what these wrote to out/shards/ is put together; the result is the
+    same.
     EyasError when a file is damaged, nothing is kept, or more than `max_rejected` of the rows are
     damaged; then nothing is published.
     """
@@ -42,7 +52,17 @@ def prepare_dataset(
         records = files_open.enter_context(whole_file(out / RECORD_FILES[settings.produces]))
         write_stats = files_open.enter_context(whole_file(out / "stats.json"))
         ledger.file = files_open.enter_context(whole_file(out / "rejects.jsonl"))
-        counts = _write_records(settings, files, chat, threads, records, ledger)
+        selection = settings.selection()
+        with Encoders(settings, chat, threads) as encoders:
+            if shards > 1:
+                of_shards = [Shard(k, shards, out) for k in range(shards)]
+                judged = merged(settings, files, of_shards, selection, ledger, encoders)
+            else:
+                parts = [FilePart(path) for path in files]
+                judged = encoders.encode(candidates(settings, parts, selection, ledger))
+            counts = _write_records(settings.preparation.cap, judged, records, ledger)
+        counts.duplicates += selection.duplicates
+        counts.beyond_cap += selection.beyond_cap
         stats = _statistics(settings, files, chat, ledger, counts)
         _check(settings, ledger, stats)
         stats["sources"] = list(origin)
@@ -95,27 +115,24 @@ class Counts:
     lengths: list[int] = field(default_factory=list)
 
 
-def _write_records(settings: Settings, files: list[Path], chat: Chat, threads: int, records, ledger: Ledger) -> Counts:
-    cap, counts, late = settings.preparation.cap, Counts(), Ledger(BytesIO())
-    selection = settings.selection()
-    with Encoders(settings, chat, threads) as encoders:
-        for candidate, encoded in encoders.encode(candidates(settings, list(map(FilePart, files)), selection, ledger)):
-            if cap and counts.kept == cap:
-                counts.beyond_cap += candidate.count
-            elif isinstance(encoded, Turned):
-                where, row = candidate.payload.where, candidate.payload.content
-                late.reject(encoded.reason, where, encoded.detail, row, count=candidate.count)
-            else:
-                records.write(encoded.line)
-                counts.kept += 1
-                counts.duplicates += candidate.count - 1
-                counts.trainable += encoded.trainable
-                counts.reasoning_left_out += encoded.left_out
-                counts.lengths.append(encoded.tokens)
+def _write_records(cap: int | None, judged: Iterable[tuple], records, ledger: Ledger) -> Counts:
+    """judged: (Candidate, Encoded or Turned) in order."""
+    counts, late = Counts(), Ledger(BytesIO())
+    for candidate, encoded in judged:
+        if cap and counts.kept == cap:
+            counts.beyond_cap += candidate.count
+        elif isinstance(encoded, Turned):
+            where, row = candidate.payload.where, candidate.payload.content
+            late.reject(encoded.reason, where, encoded.detail, row, count=candidate.count)
+        else:
+            records.write(encoded.line)
+            counts.kept += 1
+            counts.duplicates += candidate.count - 1
+            counts.trainable += encoded.trainable
+            counts.reasoning_left_out += encoded.left_out
+            counts.lengths.append(encoded.tokens)
     # Listed after all that was rejected before: when a chunk is encoded depends on the number of workers.
     ledger.add(late, late.file.getvalue().splitlines(keepends=True))
-    counts.duplicates += selection.duplicates
-    counts.beyond_cap += selection.beyond_cap
     return counts
 
 
