@@ -1,9 +1,9 @@
 """One dataset read by several jobs: what each hands over, and how that is put together.
 
-The source files, end to end, are cut into as many ranges of bytes as there are shards; a shard has the rows that begin
-in its range. An uncapped shard hands over lines that are ready to be published, each beside its key: which copy came
-first, only the whole knows. A capped one hands over the conversations that may enter the sample: those that enter the
-sample of all rows are among them, and only they are encoded. No row is parsed twice.
+The source files, end to end, are cut into as many ranges of bytes as there are shards; a shard has the rows within its
+range (readers.FilePart). An uncapped shard hands over lines that are ready to be published, each beside its key: which
+copy came first, only the whole knows. A capped one hands over the conversations that may enter the sample: those that
+enter the sample of all rows are among them, and only they are encoded. No row is parsed twice.
 """
 
 from collections import Counter

@@ -15,7 +15,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,10 +38,10 @@ class BadRow(NamedTuple):
 
 @dataclass(frozen=True)
 class FilePart:
-    """The rows that begin within `size` bytes (None: all) from byte `start`: of parts side by side, each row is in one.
+    """The rows within `size` bytes (None: all) of a file from byte `start`: of parts side by side, each row is in one.
 
-    A line begins where it stands, a row group of Parquet where its first row would if all rows were equally long. What
-    can only be read from the start (gzip, a JSON array or object) begins at byte 0 as a whole.
+    A line is where it begins; a row group of Parquet is where its middle is, with all rows taken to be equally long.
+    What can only be read from the start (gzip, a JSON array or object) is where the middle of the file is.
     """
 
     path: Path
@@ -49,6 +49,7 @@ class FilePart:
     size: int | None = None
 
     def has(self, byte: int) -> bool:
+        """Whether a byte of the file is within."""
         return self.start <= byte and (self.size is None or byte < self.start + self.size)
 
 
@@ -89,7 +90,8 @@ class ParquetRows:
         self.needed = list(columns or self.columns)
         counts = [self.file.metadata.row_group(g).num_rows for g in range(self.file.num_row_groups)]
         before, rows, size = [0, *accumulate(counts)], max(1, sum(counts)), path.stat().st_size
-        self.groups = [g for g in range(len(counts)) if part.has(size * before[g] // rows)]
+        middles = (size * (begin + end) // (2 * rows) for begin, end in pairwise(before))
+        self.groups = [g for g, middle in enumerate(middles) if part.has(middle)]
         self.before = before[self.groups[0]] if self.groups else 0  # rows of the file before this part's
         self.rows = sum(counts[g] for g in self.groups)
         self.done = 0  # rows given out
@@ -140,6 +142,7 @@ class JsonRows(ABC):
     def __init__(self, part: FilePart):
         self.path, self.start = part.path, part.start
         self.size, self.done = part.path.stat().st_size, 0
+        self.has_middle = part.has(self.size // 2)
 
     @property
     def fraction_done(self) -> float:
@@ -193,7 +196,7 @@ class JsonLines(JsonRows):
         if not self.zipped:
             lines = lines_of_part(self.path, self.start, self.size)
             yield from enumerate(lines, start=1 + lines_before(self.path, self.start))
-        elif self.start == 0:
+        elif self.has_middle:
             with gzip.open(self.path) as file:
                 yield from enumerate(file, start=1)
 
@@ -202,7 +205,7 @@ class JsonItems(JsonRows):
     """A JSON file that is one array of rows, or one object of rows by key (the row gets its key as `_key`)."""
 
     def rows(self) -> Iterator[tuple[int, Any]]:
-        if self.start == 0:
+        if self.has_middle:
             yield from enumerate(self._items(), start=1)
 
     def _items(self) -> Iterator[Any]:
