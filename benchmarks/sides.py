@@ -212,17 +212,19 @@ def scan(args, watch: Watch) -> dict:
     """The first half of `prepare_dataset`: every row offered to the capped sample, rejects listed; nothing encoded."""
     import pyarrow.parquet  # noqa: F401 (both sides have it loaded)
 
-    from eyas.prepare import Ledger, Sample, Settings, _candidates
+    from eyas.ledger import Ledger
+    from eyas.prepare_rows import Settings, candidates
+    from eyas.readers import FilePart
+    from eyas.selection import Sample
 
     cap = data.CAP // (10 if args.quick else 1)
     options = {"options": {"min_score": 1.0}, "prepare": {"cap": cap}}
     chosen = Settings.of(settings("opencodeinstruct", produces="prompts", **options))
-    selection, files = Sample(cap), [data.scan(args.quick)] * args.times
+    selection, parts = Sample(cap), [FilePart(data.scan(args.quick))] * args.times
     with scratch() as out, open(out / "rejects.jsonl", "wb") as rejects:
         ledger = Ledger(rejects)
         with watch:
-            deque(_candidates(chosen, files, selection, ledger), maxlen=0)
-            ranked = selection.ranked()
+            ranked = list(candidates(chosen, parts, selection, ledger))
     return {"rows": ledger.rows_read, "rejected": ledger.rejected, "sample": len(ranked)}
 
 

@@ -15,7 +15,7 @@ from eyas import config as configuration
 from eyas.errors import EyasError
 from eyas.rebuild import is_no_shard, lacks_files, remade_when, remade_when_blank
 from eyas.storage import link_folders
-from eyas.tally import settings_fingerprint
+from eyas.tally import differences, settings_fingerprint
 
 try:
     CONFIG = configuration.parse(config)
@@ -31,6 +31,7 @@ BENCHMARKS = CONFIG.names("benchmark")
 PREPARED_BENCHMARKS = [f"prepared/{d}/prompts.jsonl" for d in BENCHMARKS]
 PREPARED = [f"prepared/{d}/prompts.jsonl" for d in PROMPT_DATASETS] + PREPARED_BENCHMARKS
 PREPARED += [f"prepared/{d}/tokenized_data.jsonl" for d in TOKENIZED_DATASETS]
+SHARDED = [d for d in DATASETS if CONFIG.preparation(d).shards > 1]
 RESPONSES = [f"responses/{d}/tokenized_data.jsonl" for d in PROMPT_DATASETS]
 
 TRAINED_ON = CONFIG.names("prompts", "tokenized_data")
@@ -91,6 +92,27 @@ def source_settings(wildcards):
 def prepare_settings(wildcards):
     """JSON of all that decides what prepared/<dataset>/ holds."""
     return json.dumps(CONFIG.prepare_settings(wildcards.dataset))
+
+
+def shards_of(wildcards):
+    """What the shards of one dataset hand over; nothing when it is prepared in one job."""
+    count = CONFIG.preparation(wildcards.dataset).shards
+    folder = f"prepared/{wildcards.dataset}/shards"
+    return [f"{folder}/{k:05}-of-{count:05}" for k in range(count)] if wildcards.dataset in SHARDED else []
+
+
+def shard_threads(wildcards):
+    """Threads of a job that reads one shard: a capped one leaves the encoding to the job that merges."""
+    return CONFIG.resources.prepare_threads if CONFIG.preparation(wildcards.dataset).cap is None else 1
+
+
+def shard_is_old(folder):
+    """Whether a shard, left by a run that failed before it was merged, was read under other settings than today's."""
+    try:
+        settings = json.loads((folder / "counts.json").read_bytes())["settings"]
+    except (OSError, ValueError, KeyError):
+        return True
+    return bool(differences(settings, CONFIG.prepare_settings(folder.parent.parent.name)))
 
 
 def generate_settings(wildcards):

@@ -3,7 +3,8 @@
     python scripts/prepare_dataset.py --dataset B5_openthoughts --output-dir prepared
 
 Reads sources/<dataset>/manifest.json (scripts/fetch_source.py makes it) and writes
-<output-dir>/<dataset>/{prompts.jsonl | tokenized_data.jsonl, rejects.jsonl, stats.json}, all or nothing.
+<output-dir>/<dataset>/{prompts.jsonl | tokenized_data.jsonl, rejects.jsonl, stats.json}, all or nothing. In several
+jobs, with the same result: `--shards 4 --shard 0` to `3` read a quarter each, then `--shards 4` puts them together.
 """
 
 import argparse
@@ -14,6 +15,7 @@ from eyas.chat import keep_torch_out
 from eyas.config import load
 from eyas.errors import run_command
 from eyas.prepare import prepare_dataset
+from eyas.prepare_shards import Shard, prepare_shard
 from eyas.progress import log_to_stderr
 from eyas.sources import files_of, read_manifest
 
@@ -25,6 +27,8 @@ def main(argv=None) -> int:
     parser.add_argument("--source-dir", type=Path, default=Path("sources"), help="default: sources")
     parser.add_argument("--tokenizer", type=Path, default=Path("target/tokenizer"), help="default: target/tokenizer")
     parser.add_argument("--threads", type=int, default=1, help="processes that tokenize; default: 1")
+    parser.add_argument("--shards", type=int, default=1, help="jobs that read the source files; default: 1, this one")
+    parser.add_argument("--shard", type=int, help="be one of those jobs, counted from 0; default: put them together")
     parser.add_argument("--configfile", type=Path, action="append", help="instead of config/*.yaml; may be repeated")
     parser.add_argument(
         "--settings", type=json.loads, help="JSON of all settings (Snakemake passes it); no config file is read"
@@ -36,7 +40,13 @@ def main(argv=None) -> int:
     path = args.source_dir / args.dataset / "manifest.json"
     manifest = read_manifest(path)
     files, out = files_of(manifest, path), args.output_dir / args.dataset
-    prepare_dataset(settings, files, args.tokenizer, out, threads=args.threads, origin=manifest["sources"])
+    if args.shard is not None:
+        if not 0 <= args.shard < args.shards:
+            parser.error(f"--shard {args.shard}: of {args.shards} shards they are 0 to {args.shards - 1}")
+        prepare_shard(settings, files, args.tokenizer, Shard(args.shard, args.shards, out), threads=args.threads)
+    else:
+        origin = manifest["sources"]
+        prepare_dataset(settings, files, args.tokenizer, out, threads=args.threads, origin=origin, shards=args.shards)
     return 0
 
 

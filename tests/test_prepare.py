@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from conftest import ROOT
-from eyas import ledger, prepare
+from eyas import ledger, prepare_lines
 from eyas.config import load
 from eyas.errors import EyasError
 from eyas.prepare import prepare_dataset
@@ -50,14 +50,20 @@ def balanced(stats):
     return stats["rows_read"] == stats["kept"] + stats["rejected"] + stats["duplicates"] + stats["beyond_cap"]
 
 
-def test_threads_change_nothing(tmp_path, smollm2_folder):
-    source = write_lines(tmp_path / "x.jsonl", chats(400))
+def test_threads_change_nothing(tmp_path, smollm2_folder, monkeypatch):
+    """Neither records nor rejects, whether a row was turned down when it was read or when it was encoded."""
+    monkeypatch.setattr(prepare_lines, "CHUNK_BYTES", 4096)
+    rows = chats(400)
+    for k in range(0, 400, 7):
+        rows[k] = {"messages": None}
+    source = write_lines(tmp_path / "x.jsonl", rows)
+    settings = settings_of("A1_deepswekimi", max_tokens=150, max_rejected=1.0)
     for threads in (1, 3):
-        prepare_dataset(
-            settings_of("A1_deepswekimi"), [source], smollm2_folder, tmp_path / str(threads), threads=threads
-        )
-    one, three = ((tmp_path / str(t) / "tokenized_data.jsonl").read_bytes() for t in (1, 3))
-    assert one == three and one.count(b"\n") == 400
+        stats = prepare_dataset(settings, [source], smollm2_folder, tmp_path / str(threads), threads=threads)
+    for name in ("tokenized_data.jsonl", "rejects.jsonl"):
+        one, three = ((tmp_path / str(t) / name).read_bytes() for t in (1, 3))
+        assert one == three
+    assert set(stats["reasons"]) == {"no_messages", "too_long"} and stats["kept"] + stats["rejected"] == 400
 
 
 def test_a_cap_takes_the_same_rows_whatever_the_order(tmp_path, smollm2_folder):
@@ -203,7 +209,7 @@ def test_a_job_killed_at_any_moment_leaves_no_half_file(tmp_path, smollm2_folder
 
 
 def test_a_killed_worker_is_named(tmp_path, smollm2_folder, monkeypatch):
-    monkeypatch.setattr(prepare, "_encode_in_worker", _die)
+    monkeypatch.setattr(prepare_lines, "_encode_in_worker", _die)
     source = write_lines(tmp_path / "x.jsonl", chats(50))
     with pytest.raises(EyasError, match="prepare_mem_mb"):
         prepare_dataset(settings_of("A1_deepswekimi"), [source], smollm2_folder, tmp_path / "out", threads=2)

@@ -54,3 +54,21 @@ def test_everything_keeps_first_copies():
     kept = [selection.offer(0, key, "", key) for key in "abcab"]
     assert [c.payload for c in kept if c] == ["a", "b", "c"]
     assert selection.duplicates == 2
+
+
+@given(keys=st.lists(st.integers(0, 200), max_size=400), cap=st.integers(1, 60), parts=st.integers(1, 5))
+def test_samples_of_parts_make_the_sample_of_all(keys, cap, parts):
+    def sample(rows):
+        found = Sample(cap)
+        for row in rows:
+            found.offer(*row)
+        return found
+
+    rows = [(key % 150, f"k{key:04}", f"tag {n % 3}", n) for n, key in enumerate(keys)]  # some keys share a place
+    whole, merged = sample(rows), Sample(cap)
+    for k in range(parts):
+        part = sample(rows[len(rows) * k // parts : len(rows) * (k + 1) // parts])
+        merged.beyond_cap += part.beyond_cap
+        for c in part.ranked():
+            merged.offer(c.place, c.key, c.tag, c.payload, c.count)
+    assert (merged.ranked(), merged.beyond_cap) == (whole.ranked(), whole.beyond_cap)

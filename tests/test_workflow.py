@@ -228,6 +228,41 @@ def test_a_run_killed_in_the_middle_is_finished_by_the_next(workflow):
     assert "Nothing to be done" in workflow.run("all")
 
 
+def test_a_dataset_in_shards_is_what_one_job_makes_of_it_and_a_failing_shard_is_its_own_loss(tmp_path, smollm2_folder):
+    name, other = "B2_opencodeinstruct", "B5_openthoughts"
+    workflow = make_workflow(tmp_path, (name, other), smollm2_folder)
+    workflow.config(lambda c: c["datasets"][name]["prepare"].update(shards=2))
+    folder, second = workflow.work / "prepared" / name, tmp_path / f"hub/{name}-0/data/train-00001-of-00002.parquet"
+    whole = second.read_bytes()
+    second.write_bytes(whole[:-3000])
+    assert "train-00001-of-00002.parquet: not a whole Parquet file" in workflow.run("prepared", expect=1)
+    assert (workflow.work / f"prepared/{other}/prompts.jsonl").is_file()
+    assert [p.name for p in folder.iterdir()] == ["shards"]
+    assert [p.name for p in (folder / "shards").iterdir()] == ["00000-of-00002"]
+    assert "read-under-other-settings" not in workflow.run("-n", "prepared")
+    workflow.config(lambda c: c["datasets"][name]["prepare"].update(cap=20))
+    assert "read-under-other-settings" in workflow.run("-n", "prepared")
+    second.write_bytes(whole)
+
+    def published():
+        """All but how long it took."""
+        stats = json.loads((folder / "stats.json").read_bytes())
+        del stats["seconds"]
+        return stats, (folder / "prompts.jsonl").read_bytes(), (folder / "rejects.jsonl").read_bytes()
+
+    prompts = f"prepared/{name}/prompts.jsonl"
+    assert workflow.planned(prompts)["prepare_shard"] == [name, name]
+    workflow.run("prepared")
+    in_shards = published()
+    assert in_shards[0]["kept"] == 20 and not list(folder.glob("shards/*"))
+    workflow.config(lambda c: c["datasets"][name]["prepare"].update(shards=1))
+    assert "Nothing to be done" in workflow.run("prepared")
+    (folder / "prompts.jsonl").unlink()
+    assert workflow.planned(prompts) == {"prepare_prompts": [name]}
+    workflow.run("prepared")
+    assert published() == in_shards
+
+
 def test_probe_prints_yields_and_fails_when_a_dataset_yields_too_little(workflow):
     output = workflow.run("probe")
     assert re.search(r"B5_openthoughts +\d+ +\d+ +\d+%", output), output

@@ -152,6 +152,9 @@ class Preparation(Strict):
     min_yield: float = Field(
         0.5, ge=0, le=1, description="`snakemake probe` fails a dataset that keeps a smaller share of rows."
     )
+    shards: int = Field(
+        1, ge=1, le=10000, description="Jobs that share the reading of the source files; the result is the same."
+    )
 
 
 class Dataset(Strict):
@@ -521,7 +524,7 @@ class Config(Strict):
         settings = {
             "dataset": name,
             **dataset.model_dump(mode="json", include={"adapter", "produces", "options", "sources"}),
-            **preparation.model_dump(mode="json", exclude={"min_yield"}),
+            **preparation.model_dump(mode="json", exclude={"min_yield", "shards"}),
             "target": self.target.model_dump(mode="json", include=TOKENIZING),
         }
         settings.pop("loss_mask" if dataset.produces == "prompts" else "turns")

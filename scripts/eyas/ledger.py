@@ -2,6 +2,7 @@
 
 import bisect
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import orjson
 
 REJECTS_LISTED = 10_000  # for each reason; statistics count all of them
+EXCERPT = 300  # characters of a row in an error message
 LENGTH_EDGES = [2**k for k in range(4, 19)]  # tokens, of the histogram in stats.json
 
 
@@ -21,7 +23,7 @@ class Ledger:
     reasons: Counter = field(default_factory=Counter)
     filters: set = field(default_factory=set)
     examples: dict = field(default_factory=dict)
-    listed: int = 0
+    listed_of: Counter = field(default_factory=Counter)  # reason → lines in the file
 
     def reject(
         self, reason: str, where: dict, detail: str, row: Any = None, *, is_filter: bool = False, count: int = 1
@@ -30,13 +32,35 @@ class Ledger:
         self.reasons[reason] += count
         if is_filter:
             self.filters.add(reason)
-        if self.reasons[reason] - count < REJECTS_LISTED:
+        if self.room(reason):
             line = {**where, "reason": reason, "detail": detail[:500]}
             if reason not in self.examples:
-                self.examples[reason] = {**line, "excerpt": "" if row is None else repr(row)[:300]}
+                self.examples[reason] = {**line, "excerpt": "" if row is None else repr(row)[:EXCERPT]}
             if self.file is not None:
-                self.listed += 1
-                self.file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+                self._list(reason, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+
+    def add(self, later: "Ledger", lines: Iterable[bytes]) -> None:
+        """Go on with a ledger of later rows; `lines`: those that it listed. As if all rows had come to this one."""
+        self.rows_read += later.rows_read
+        self.reasons.update(later.reasons)
+        self.filters |= later.filters
+        self.examples = later.examples | self.examples
+        for line in lines:
+            reason = orjson.loads(line)["reason"]
+            if self.room(reason):
+                self._list(reason, line)
+
+    def room(self, reason: str) -> int:
+        """How many more rows are listed under a reason."""
+        return REJECTS_LISTED - self.listed_of[reason]
+
+    def _list(self, reason: str, line: bytes) -> None:
+        self.listed_of[reason] += 1
+        self.file.write(line)
+
+    @property
+    def listed(self) -> int:
+        return self.listed_of.total()
 
     @property
     def rejected(self) -> int:

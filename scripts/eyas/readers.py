@@ -2,7 +2,8 @@
 
 `open_rows` gives a reader by the file's ending. Its `batches()` yield lists of (row number, value), the
 number counted from 1: the line of a JSONL file, the item of a JSON array or object, the row of a
-Parquet file. A line that is not JSON is yielded as a `BadRow`; a file that is damaged as a
+Parquet file. Of a part of a file only its rows are read, under the numbers that they have in the file.
+A line that is not JSON is yielded as a `BadRow`; a file that is damaged as a
 whole (cut off, not Parquet, a broken array) raises EyasError with the file and the place.
 """
 
@@ -13,12 +14,15 @@ import os
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import orjson
 
 from eyas.errors import EyasError
+from eyas.records import lines_before, lines_of_part
 
 READ_BYTES = 4 << 20
 BATCH_BYTES = 16 << 20  # of the needed columns, decoded
@@ -32,15 +36,33 @@ class BadRow(NamedTuple):
     detail: str
 
 
-def open_rows(path: Path, columns: tuple[str, ...] | None) -> "ParquetRows | JsonLines | JsonItems":
-    """A reader for `path`; `columns`: those that are needed, or None for all (Parquet decodes only these)."""
+@dataclass(frozen=True)
+class FilePart:
+    """The rows within `size` bytes (None: all) of a file from byte `start`: of parts side by side, each row is in one.
+
+    A line is where it begins; a row group of Parquet is where its middle is, with all rows taken to be equally long.
+    What can only be read from the start (gzip, a JSON array or object) is where the middle of the file is.
+    """
+
+    path: Path
+    start: int = 0
+    size: int | None = None
+
+    def has(self, byte: int) -> bool:
+        """Whether a byte of the file is within."""
+        return self.start <= byte and (self.size is None or byte < self.start + self.size)
+
+
+def open_rows(part: FilePart, columns: tuple[str, ...] | None) -> "ParquetRows | JsonLines | JsonItems":
+    """A reader for a file or a part of it; `columns`: those needed, or None for all (Parquet decodes only these)."""
+    path = part.path
     suffix = path.suffix.lower()
     if suffix == ".parquet":
-        return ParquetRows(path, columns)
+        return ParquetRows(part, columns)
     if suffix in (".jsonl", ".ndjson") or path.name.lower().endswith((".jsonl.gz", ".ndjson.gz")):
-        return JsonLines(path)
+        return JsonLines(part)
     if suffix == ".json":
-        return JsonLines(path) if _holds_lines(path) else JsonItems(path)
+        return JsonLines(part) if _holds_lines(path) else JsonItems(part)
     raise EyasError(
         f"{path}: unknown kind of file; expected .parquet, .jsonl(.gz), .ndjson(.gz) or .json: change `files` of the "
         "source"
@@ -50,11 +72,11 @@ def open_rows(path: Path, columns: tuple[str, ...] | None) -> "ParquetRows | Jso
 class ParquetRows:
     """A Parquet file, read by column and batch. A missing column fails at once, with the columns found."""
 
-    def __init__(self, path: Path, columns: tuple[str, ...] | None):
+    def __init__(self, part: FilePart, columns: tuple[str, ...] | None):
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        self.path = path
+        self.path = path = part.path
         try:
             self.file = pq.ParquetFile(path, pre_buffer=False)
         except (pa.ArrowException, OSError) as error:
@@ -66,7 +88,12 @@ class ParquetRows:
                 "the dataset has changed: pin the revision that had it, or mend the adapter"
             )
         self.needed = list(columns or self.columns)
-        self.rows = self.file.metadata.num_rows
+        counts = [self.file.metadata.row_group(g).num_rows for g in range(self.file.num_row_groups)]
+        before, rows, size = [0, *accumulate(counts)], max(1, sum(counts)), path.stat().st_size
+        middles = (size * (begin + end) // (2 * rows) for begin, end in pairwise(before))
+        self.groups = [g for g, middle in enumerate(middles) if part.has(middle)]
+        self.before = before[self.groups[0]] if self.groups else 0  # rows of the file before this part's
+        self.rows = sum(counts[g] for g in self.groups)
         self.done = 0  # rows given out
 
     @property
@@ -81,17 +108,19 @@ class ParquetRows:
         """(number of the first row, pyarrow.RecordBatch) of about BATCH_BYTES each."""
         import pyarrow as pa
 
-        batches = self.file.iter_batches(batch_size=self._batch_rows(), columns=self.needed, use_threads=False)
+        options = {"batch_size": self._batch_rows(), "columns": self.needed, "use_threads": False}
+        batches = self.file.iter_batches(row_groups=self.groups, **options)
         while True:
             try:
                 batch = next(batches, None)
             except (pa.ArrowException, OSError) as error:
                 raise EyasError(
-                    f"{self.path}: damaged after row {self.done:,} of {self.rows:,}: {error}: fetch it again"
+                    f"{self.path}: damaged after row {self.before + self.done:,} of {self.file.metadata.num_rows:,}: "
+                    f"{error}: fetch it again"
                 ) from None
             if batch is None:
                 return
-            first = self.done + 1
+            first = self.before + self.done + 1
             self.done += batch.num_rows
             yield first, batch
 
@@ -102,7 +131,7 @@ class ParquetRows:
             group = metadata.row_group(g)
             chunks = (group.column(c) for c in range(group.num_columns))
             size += sum(c.total_uncompressed_size for c in chunks if c.path_in_schema.split(".")[0] in self.needed)
-        return max(16, min(16384, BATCH_BYTES * self.rows // max(size, 1)))
+        return max(16, min(16384, BATCH_BYTES * metadata.num_rows // max(size, 1)))
 
 
 class JsonRows(ABC):
@@ -110,9 +139,10 @@ class JsonRows(ABC):
 
     columns = None  # known only row by row
 
-    def __init__(self, path: Path):
-        self.path = path
-        self.size, self.done = path.stat().st_size, 0
+    def __init__(self, part: FilePart):
+        self.path, self.start = part.path, part.start
+        self.size, self.done = part.path.stat().st_size, 0
+        self.has_middle = part.has(self.size // 2)
 
     @property
     def fraction_done(self) -> float:
@@ -136,11 +166,13 @@ class JsonRows(ABC):
 class JsonLines(JsonRows):
     """A JSONL file, as it is or gzipped: one JSON value a line; a BOM, CRLF and blank lines are nothing special."""
 
-    def __init__(self, path: Path):
-        super().__init__(path)
-        self.zipped = path.suffix.lower() == ".gz"
-        if self.zipped and self.size >= 4:
-            with open(path, "rb") as file:
+    def __init__(self, part: FilePart):
+        super().__init__(part)
+        self.zipped = self.path.suffix.lower() == ".gz"
+        if not self.zipped:
+            self.size = self.size - part.start if part.size is None else part.size
+        elif self.size >= 4:
+            with open(self.path, "rb") as file:
                 file.seek(-4, os.SEEK_END)
                 self.size = int.from_bytes(file.read(4), "little")  # of its last member, unpacked
 
@@ -151,22 +183,30 @@ class JsonLines(JsonRows):
     def rows(self) -> Iterator[tuple[int, Any]]:
         number = 0
         try:
-            with gzip.open(self.path) if self.zipped else open(self.path, "rb", buffering=READ_BYTES) as file:
-                for number, line in enumerate(file, start=1):
-                    self.done += len(line)
-                    if number == 1:
-                        line = line.removeprefix(codecs.BOM_UTF8)
-                    if line and not line.isspace():
-                        yield number, parse_line(line)
+            for number, line in self._lines():
+                self.done += len(line)
+                if number == 1:
+                    line = line.removeprefix(codecs.BOM_UTF8)
+                if line and not line.isspace():
+                    yield number, parse_line(line)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise EyasError(f"{self.path}: damaged after line {number:,}: {error}: fetch it again") from None
+
+    def _lines(self) -> Iterator[tuple[int, bytes]]:
+        if not self.zipped:
+            lines = lines_of_part(self.path, self.start, self.size)
+            yield from enumerate(lines, start=1 + lines_before(self.path, self.start))
+        elif self.has_middle:
+            with gzip.open(self.path) as file:
+                yield from enumerate(file, start=1)
 
 
 class JsonItems(JsonRows):
     """A JSON file that is one array of rows, or one object of rows by key (the row gets its key as `_key`)."""
 
     def rows(self) -> Iterator[tuple[int, Any]]:
-        yield from enumerate(self._items(), start=1)
+        if self.has_middle:
+            yield from enumerate(self._items(), start=1)
 
     def _items(self) -> Iterator[Any]:
         with open(self.path, "rb") as file:

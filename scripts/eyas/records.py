@@ -97,6 +97,16 @@ def lines_of_part(path: Path, start: int, size: int) -> Iterator[bytes]:
             yield line
 
 
+def lines_before(path: Path, start: int) -> int:
+    """How many lines begin before byte `start`."""
+    count, left = min(start, 1), start - 1  # the first line, and one after each end of a line
+    with open(path, "rb", buffering=0) as file:
+        while left > 0 and (block := file.read(min(left, 1 << 20))):
+            count += block.count(b"\n")
+            left -= len(block)
+    return count
+
+
 def fault_in_prompt(line: bytes, dataset: str) -> str | None:
     """What is wrong with one line of prompts.jsonl; None when it is a valid prompt."""
     record = _record_of(line, dataset)

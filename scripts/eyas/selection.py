@@ -39,13 +39,20 @@ class Everything:
         self.seen.add(key)
         return Candidate(place, key, tag, payload)
 
+    def ranked(self) -> list[Candidate]:
+        """None: each was kept as it came."""
+        return []
+
 
 class Sample:
     """At most `cap` keys by lowest place, with a reserve for those that fall out later (too long).
 
     Counts do not depend on the order of the rows: copies of a kept key are duplicates, copies of a key that is not
-    kept are beyond the cap, whenever they came.
+    kept are beyond the cap, whenever they came. So samples of parts of the rows, offered in turn with the counts of
+    their candidates, make the sample of all rows.
     """
+
+    duplicates = 0  # those of a kept key are in its candidate's count
 
     def __init__(self, cap: int):
         self.cap = cap
@@ -59,10 +66,11 @@ class Sample:
         """Places above this can no longer enter; None while there is room."""
         return -self.heap[0][0] if len(self.heap) >= self.capacity else None
 
-    def offer(self, place: int, key: str, tag: str, payload: Any) -> None:
+    def offer(self, place: int, key: str, tag: str, payload: Any, count: int = 1) -> None:
+        """count: copies that the row stands for, itself included."""
         known = self.best.get(key)
         if known is not None:
-            known.count += 1
+            known.count += count
             if tag < known.tag:
                 known.tag, known.payload = tag, payload
             return
@@ -72,9 +80,9 @@ class Sample:
             _, out = heapq.heapreplace(self.heap, (-place, key))
             self.beyond_cap += self.best.pop(out).count
         else:
-            self.beyond_cap += 1
+            self.beyond_cap += count
             return
-        self.best[key] = Candidate(place, key, tag, payload)
+        self.best[key] = Candidate(place, key, tag, payload, count)
 
     def ranked(self) -> list[Candidate]:
         """The candidates by place: the first `cap` that pass all later checks are kept."""
