@@ -104,11 +104,8 @@ rule describe_evaluation:
         "benchmarks/describe_evaluation.tsv"
     conda:
         "../envs/workflow.yaml"
-    params:
-        page="evaluation",
     shell:
-        "python $SCRIPTS/describe_evaluation.py --page {params.page} --summary {input.summary:q} "
-        "--out {output:q} &> {log:q}"
+        "python $SCRIPTS/describe_evaluation.py --summary {input.summary:q} --out {output:q} &> {log:q}"
 
 
 use rule describe_evaluation as describe_sweep with:
@@ -121,8 +118,6 @@ use rule describe_evaluation as describe_sweep with:
         "logs/describe_sweep.log",
     benchmark:
         "benchmarks/describe_sweep.tsv"
-    params:
-        page="sweep",
 
 
 use rule describe_evaluation as describe_scaling with:
@@ -135,8 +130,6 @@ use rule describe_evaluation as describe_scaling with:
         "logs/describe_scaling.log",
     benchmark:
         "benchmarks/describe_scaling.tsv"
-    params:
-        page="scaling",
 
 
 rule tally_records:

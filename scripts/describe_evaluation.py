@@ -1,7 +1,7 @@
 """Make the report's pages about the evaluation, the sweep, and what more data would bring.
 
 python scripts/describe_evaluation.py --summary evaluation/summary.json --out reports/evaluation.html
-python scripts/describe_evaluation.py --page sweep --summary evaluation/sweep.json --out reports/sweep.html
+python scripts/describe_evaluation.py --summary evaluation/sweep.json --out reports/sweep.html
 """
 
 import argparse
@@ -16,12 +16,12 @@ PAGES = {"evaluation": describe_evaluation, "sweep": describe_sweep, "scaling": 
 
 def main(argv=None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--page", choices=PAGES, default="evaluation", help="default: evaluation")
+    parser.add_argument("--page", choices=PAGES, help="default: as the page's file is called")
     parser.add_argument("--summary", type=Path, required=True, help="the JSON that it tells about")
     parser.add_argument("--out", type=Path, required=True, help="the page")
     args = parser.parse_args(argv)
     with whole_file(args.out) as file:
-        file.write(PAGES[args.page](args.summary).encode())
+        file.write(PAGES[args.page or args.out.stem](args.summary).encode())
     return 0
 
 
