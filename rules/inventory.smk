@@ -169,6 +169,7 @@ rule tally:
     """Count the valid records of every dataset now, and list what is missing, damaged or stale."""
     log:
         "logs/tally.log",
+    localrule: True
     conda:
         "../envs/workflow.yaml"
     threads: CONFIG.resources.prepare_threads
@@ -186,6 +187,7 @@ rule probe:
         tokenizer="target/tokenizer/manifest.json",
     log:
         "logs/probe.log",
+    localrule: True
     conda:
         "../envs/workflow.yaml"
     params:
@@ -200,6 +202,7 @@ rule plan:
         tokenizer="target/tokenizer/manifest.json",
     log:
         "logs/plan.log",
+    localrule: True
     conda:
         "../envs/workflow.yaml"
     params:
