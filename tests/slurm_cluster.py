@@ -1,10 +1,10 @@
-"""A Slurm of one node for tests: real daemons with eight pretended GPUs, in a folder of its own.
+"""A small Slurm for tests: real daemons, each node with eight pretended GPUs, in a folder of its own.
 
     with slurm_cluster(folder) as env:  # SLURM_CONF and the rest of the environment
         subprocess.run(["sbatch", …], env=env)
 
-The node pretends to have more cores and memory than the machine. Nothing is limited by cgroups: what a job is given is
-what Slurm tells it. Needs root, and the packages slurm-wlm and munge (Debian, Ubuntu).
+Nodes pretend to have more cores and memory than the machine, which is each of them. Nothing is limited by cgroups: what
+a job is given is what Slurm tells it. Needs root, and the packages slurm-wlm and munge (Debian, Ubuntu).
 """
 
 import os
@@ -24,15 +24,14 @@ CONF = """\
 ClusterName=pretended
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={controller_port}
-SlurmdPort={node_port}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge/socket
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmdParameters=config_overrides
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
@@ -46,9 +45,10 @@ MpiDefault=none
 ReturnToService=2
 MinJobAge=300
 KillWait=5
-NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} CoresPerSocket={cpus} RealMemory=1000000 Gres=gpu:{gpus}
-PartitionName=pretended Nodes={host} Default=YES MaxTime=INFINITE State=UP
+PartitionName=pretended Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
+NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=64 CoresPerSocket=64 RealMemory=1000000"
+GPUS = 8
 
 
 def missing() -> str:
@@ -60,46 +60,51 @@ def missing() -> str:
 
 
 @contextmanager
-def slurm_cluster(folder: Path, gpus: int = 8, cpus: int = 64):
+def slurm_cluster(folder: Path, nodes: int = 1):
     """Start munge and Slurm below `folder`; yields the environment of commands; leaves no process behind."""
     conf = folder / "slurm.conf"
     env = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "SBATCH", "SRUN"))}
     env["SLURM_CONF"] = str(conf)
     env["PATH"] = f"{folder}/bin:{env.get('PATH', os.defpath)}"
-    _write_files(folder, gpus, cpus)
+    names = [f"pretended{k}" for k in range(nodes)]
+    _write_files(folder, names)
     munge = folder / "munge"
     files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
-    daemons = {
-        "munged": ["--foreground", "--force", *(f"--{option}={munge / name}" for option, name in files.items())],
-        "slurmctld": ["-D", "-f", conf],
-        "slurmd": ["-D", "-f", conf, "-N", _host()],
-    }
+    daemons = [
+        ("munged", "--foreground", "--force", *(f"--{option}={munge / name}" for option, name in files.items())),
+        ("slurmctld", "-D", "-f", conf),
+        *(("slurmd", "-D", "-f", conf, "-N", name) for name in names),
+    ]
     with ExitStack() as stack:
         stack.callback(_end_processes_of, conf)
-        for name, arguments in daemons.items():
-            stack.enter_context(_daemon(_find(name), arguments, env, folder / f"{name}.log"))
+        for k, (name, *arguments) in enumerate(daemons):
+            stack.enter_context(_daemon(_find(name), arguments, env, folder / f"{k}-{name}.log"))
             if name == "munged":
                 until((munge / "socket").exists)
         try:
-            until(lambda: "idle" in _said("sinfo", "--noheader", "--format=%T", env=env), 30)
+            until(
+                lambda: _said("sinfo", "--Node", "--noheader", "--format=%T", env=env).split() == ["idle"] * nodes, 30
+            )
         except AssertionError:
             logs = "\n".join(f"{path}:\n{path.read_text()[-2000:]}" for path in sorted(folder.glob("*.log")))
-            raise AssertionError(f"the node of the Slurm in {folder} does not come up:\n{logs}") from None
+            raise AssertionError(f"the nodes of the Slurm in {folder} do not come up:\n{logs}") from None
         stack.callback(_cancel_all, env)
         yield env
 
 
-def _write_files(folder: Path, gpus: int, cpus: int) -> None:
-    for name in ("state", "spool", "devices", "munge", "bin"):
+def _write_files(folder: Path, nodes: list[str]) -> None:
+    for name in ("state", "devices", "munge", "bin", *(f"spool-{node}" for node in nodes)):
         (folder / name).mkdir(parents=True)
-    ports = {"controller_port": free_port(), "node_port": free_port()}
-    (folder / "slurm.conf").write_text(CONF.format(folder=folder, host=_host(), gpus=gpus, cpus=cpus, **ports))
+    host = socket.gethostname().partition(".")[0]
+    conf = CONF.format(folder=folder, host=host, controller_port=free_port())
+    lines = [f"{NODE.format(name=node, host=host, port=free_port())} Gres=gpu:{GPUS}\n" for node in nodes]
+    (folder / "slurm.conf").write_text(conf + "".join(lines))
     version = _said(_find("slurmd"), "-V", env=os.environ).split()[-1]  # slurm-wlm 22.05.8
     knows_disabled = tuple(map(int, version.split(".")[:2])) >= (23, 11)
     (folder / "cgroup.conf").write_text(f"{'CgroupPlugin=disabled' if knows_disabled else 'CgroupAutomount=no'}\n")
-    for k in range(gpus):
+    for k in range(GPUS):
         os.mknod(folder / f"devices/gpu{k}", stat.S_IFCHR | 0o600, os.makedev(1, 3))  # Slurm names no plain files
-    (folder / "gres.conf").write_text(f"NodeName={_host()} Name=gpu File={folder}/devices/gpu[0-{gpus - 1}]\n")
+    (folder / "gres.conf").write_text(f"Name=gpu File={folder}/devices/gpu[0-{GPUS - 1}]\n")
     # Snakemake starts srun without the job's SLURM_* variables, and with them the way to this Slurm.
     (folder / "bin/srun").write_text(f'#!/bin/sh\nSLURM_CONF={folder}/slurm.conf exec {_find("srun")} "$@"\n')
     (folder / "bin/srun").chmod(0o755)
@@ -153,10 +158,6 @@ def _end_processes_of(conf: Path) -> None:
 def _find(program: str) -> str | None:
     """Daemons lie where only root's PATH leads."""
     return shutil.which(program, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
-
-
-def _host() -> str:
-    return socket.gethostname().partition(".")[0]
 
 
 def _said(*command, env) -> str:
