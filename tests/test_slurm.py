@@ -35,6 +35,18 @@ rule take:
     shell:
         "PYTHON TAKER {output}"
 """
+TRAINING = """
+rule train:
+    output:
+        "draft/model.safetensors",
+    resources:
+        nodes=2,
+        tasks=2,
+        gpu=4,
+        mpi="srun",
+    shell:
+        "bash train.sh"
+"""
 TAKER = """
 import json, os, subprocess, sys, time
 sys.path.insert(0, SCRIPTS)
@@ -56,13 +68,25 @@ def slurm(tmp_path_factory):
         yield env
 
 
+def jobs(env):
+    """{comment of a job ("rule_prepare_prompts_wildcards_…"): its properties}."""
+    shown = subprocess.run(["scontrol", "--oneliner", "show", "job"], env=env, capture_output=True, text=True).stdout
+    found = [dict(re.findall(r"(\S+?)=(\S+)", line)) for line in shown.splitlines()]
+    return {job["Comment"]: job for job in found if "Comment" in job}
+
+
+def snakemake(folder, env):
+    """Run the Snakefile of a folder with profiles/slurm."""
+    command = [SNAKEMAKE, "--profile", ROOT / "profiles/slurm", *HERE]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_slurms_devices_are_what_a_job_uses_and_no_two_jobs_share_one(slurm, tmp_path):
     taker, snakefile = tmp_path / "taker.py", tmp_path / "Snakefile"
     taker.write_text(TAKER.replace("SCRIPTS", repr(str(ROOT / "scripts"))).replace("ENV", repr(slurm)))
     snakefile.write_text(DEVICES.replace("PYTHON", sys.executable).replace("TAKER", str(taker)))
-    command = [SNAKEMAKE, "--snakefile", snakefile, "--profile", ROOT / "profiles/slurm", *HERE]
-    done = subprocess.run(command, cwd=tmp_path, env=slurm, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
+    snakemake(tmp_path, slurm)
     taken = [json.loads((tmp_path / f"{k}.json").read_bytes()) for k in range(3)]
     assert len({one["job"] for one in taken}) == 3
     for one in taken:
@@ -73,13 +97,6 @@ def test_slurms_devices_are_what_a_job_uses_and_no_two_jobs_share_one(slurm, tmp
     together = [(a, b) for a, b in pairs if a["began"] < b["ended"] and b["began"] < a["ended"]]
     assert 0 < len(together) < len(pairs), "eight devices are enough for two jobs, not for three"
     assert not [1 for a, b in together if set(a["leased"]) & set(b["leased"])]
-
-
-def jobs(env):
-    """{comment of a job ("rule_prepare_prompts_wildcards_…"): its properties}."""
-    shown = subprocess.run(["scontrol", "--oneliner", "show", "job"], env=env, capture_output=True, text=True).stdout
-    found = [dict(re.findall(r"(\S+?)=(\S+)", line)) for line in shown.splitlines()]
-    return {job["Comment"]: job for job in found if "Comment" in job}
 
 
 def test_the_workflow_runs_from_sources_to_a_trained_draft(slurm, tmp_path, smollm2_folder):
@@ -119,13 +136,17 @@ def test_the_workflow_runs_from_sources_to_a_trained_draft(slurm, tmp_path, smol
 
 
 def test_two_nodes_of_a_job_give_the_losses_of_one(tmp_path, tmp_path_factory):
+    """Through Snakemake and its plugin, with the resources that the rule asks for (see below)."""
     runs = [TrainingRun(tmp_path / name) for name in ("one", "two")]
     assert runs[0].start().wait(timeout=120) == 0
+    command = shlex.join(map(str, runs[1].command(nodes=2)))
+    (runs[1].folder / "train.sh").write_text(f"{command} > log 2>&1\n")
+    (runs[1].folder / "Snakefile").write_text(TRAINING)
     with slurm_cluster(tmp_path_factory.mktemp("nodes"), nodes=2) as env:
-        asked = ("--nodes=2", "--ntasks=2", "--gpus=4", "--mem=1000", "--wait", f"--output={tmp_path}/log")
-        command = shlex.join(map(str, runs[1].command(nodes=2)))
-        subprocess.run(["sbatch", *asked, "--wrap", command], cwd=runs[1].folder, env=env, timeout=120, check=False)
-    log = (tmp_path / "log").read_text()
+        snakemake(runs[1].folder, env)
+        (job,) = jobs(env).values()
+    assert (job["NumNodes"], job["NumTasks"], job["TresPerJob"]) == ("2", "2", "gres:gpu:4")
+    log = (runs[1].folder / "log").read_text()
     assert log.count("M parameters") == 2, log
     close(runs[1].losses(), runs[0].losses())
 
