@@ -49,6 +49,24 @@ PartitionName=pretended Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=64 CoresPerSocket=64 RealMemory=1000000"
 GPUS = 8
+# Snakemake starts srun without the job's SLURM_* variables, and with them the way to this Slurm.
+SRUN = """\
+#!/bin/sh
+SLURM_CONF={conf} exec {program} "$@"
+"""
+# Snakemake asks for its jobs (--name RUN), and when none has ended asks again 10 s later, 20 s later, and so on: it is
+# answered when all have ended, or after half a minute.
+SQUEUE = """\
+#!/bin/sh
+run=${{*##*--name }}
+if [ "$run" != "$*" ]; then
+  for _ in $(seq 100); do
+    [ -z "$({program} --noheader --name "$run")" ] && break
+    sleep 0.3
+  done
+fi
+exec {program} "$@"
+"""
 
 
 def missing() -> str:
@@ -105,9 +123,9 @@ def _write_files(folder: Path, nodes: list[str]) -> None:
     for k in range(GPUS):
         os.mknod(folder / f"devices/gpu{k}", stat.S_IFCHR | 0o600, os.makedev(1, 3))  # Slurm names no plain files
     (folder / "gres.conf").write_text(f"Name=gpu File={folder}/devices/gpu[0-{GPUS - 1}]\n")
-    # Snakemake starts srun without the job's SLURM_* variables, and with them the way to this Slurm.
-    (folder / "bin/srun").write_text(f'#!/bin/sh\nSLURM_CONF={folder}/slurm.conf exec {_find("srun")} "$@"\n')
-    (folder / "bin/srun").chmod(0o755)
+    for program, script in {"srun": SRUN, "squeue": SQUEUE}.items():
+        (folder / "bin" / program).write_text(script.format(conf=folder / "slurm.conf", program=_find(program)))
+        (folder / "bin" / program).chmod(0o755)
     (folder / "munge/key").write_bytes(os.urandom(1024))
     (folder / "munge/key").chmod(0o600)
     (folder / "munge").chmod(0o711)

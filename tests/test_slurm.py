@@ -19,8 +19,8 @@ from workflow_copy import make_workflow
 pytestmark = [pytest.mark.xdist_group("slurm"), pytest.mark.skipif(bool(missing()), reason=missing())]
 
 DATASETS = ("A2_kimik25", "B3_magicoder")
-# No accounting here, and jobs of seconds: the plugin asks after 10 s, then 20 s later, then 30 s later.
-HERE = ("--slurm-status-command", "squeue", "--slurm-init-seconds-before-status-checks", "10")
+# There is no accounting here, and slurm_cluster's squeue answers when jobs have ended.
+HERE = ("--slurm-status-command", "squeue", "--slurm-init-seconds-before-status-checks", "1")
 DEVICES = """
 rule all:
     input:
