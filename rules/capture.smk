@@ -14,6 +14,7 @@ rule fetch_head:
         "logs/fetch_head.log",
     benchmark:
         "benchmarks/fetch_head.tsv"
+    localrule: True
     conda:
         "../envs/workflow.yaml"
     resources:

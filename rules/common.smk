@@ -61,6 +61,10 @@ SERVED = SERVED_BY_SGLANG and CONFIG.target.sglang.url is None
 TARGET_GPUS = CONFIG.target.sglang.all_gpus if SERVED else 0
 # With a window the training captures, too: side by side or in turns, as the host allows; the leases see to it.
 TRAIN_GPUS = max(CONFIG.train.gpus, 0 if CONFIG.capture.window is None else TARGET_GPUS)
+# Of more nodes than one, train_draft.py asks for the tasks itself: to the Slurm plugin such a job is an MPI job.
+TRAIN_DEVICES = {"gpu": TRAIN_GPUS * CONFIG.train.nodes}
+if CONFIG.train.nodes > 1:
+    TRAIN_DEVICES |= {"nodes": CONFIG.train.nodes, "tasks": CONFIG.train.nodes, "mpi": "srun"}
 
 # Every command runs the interpreter that runs Snakemake (unless conda brings another), on $SCRIPTS.
 # A prefix replaces Snakemake's own, so the strict mode stands here again.

@@ -162,6 +162,7 @@ rule tally:
     """Count the valid records of every dataset now, and list what is missing, damaged or stale."""
     log:
         "logs/tally.log",
+    localrule: True
     conda:
         "../envs/workflow.yaml"
     threads: CONFIG.resources.prepare_threads
@@ -179,6 +180,7 @@ rule probe:
         tokenizer="target/tokenizer/manifest.json",
     log:
         "logs/probe.log",
+    localrule: True
     conda:
         "../envs/workflow.yaml"
     params:
@@ -193,6 +195,7 @@ rule plan:
         tokenizer="target/tokenizer/manifest.json",
     log:
         "logs/plan.log",
+    localrule: True
     conda:
         "../envs/workflow.yaml"
     params:

@@ -15,6 +15,7 @@ rule fetch_source:
         "logs/fetch_source/{dataset}.log",
     benchmark:
         "benchmarks/fetch_source/{dataset}.tsv"
+    localrule: True
     conda:
         "../envs/workflow.yaml"
     resources:
@@ -35,6 +36,7 @@ rule fetch_tokenizer:
         "logs/fetch_tokenizer.log",
     benchmark:
         "benchmarks/fetch_tokenizer.tsv"
+    localrule: True
     conda:
         "../envs/workflow.yaml"
     params:

@@ -27,7 +27,7 @@ rule train_draft:
         "../envs/workflow.yaml"
     threads: CONFIG.resources.train_threads
     resources:
-        gpu=TRAIN_GPUS,
+        **TRAIN_DEVICES,
         mem_mb=CONFIG.resources.train_mem_mb,
     params:
         settings=train_settings,

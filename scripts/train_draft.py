@@ -1,4 +1,4 @@
-"""Train the draft, or go on with its training; on several GPUs by torchrun, which this command starts itself.
+"""Train the draft, or go on with its training; on several GPUs or nodes by torchrun, which this command starts itself.
 
     python scripts/train_draft.py --output-dir draft
 
@@ -10,6 +10,8 @@ of the training (capture_ahead.py): side by side when the host has GPUs for both
 import argparse
 import json
 import os
+import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -18,8 +20,9 @@ from pathlib import Path
 
 from eyas.config import Target, load
 from eyas.errors import EyasError, run_command
-from eyas.gpus import lease, visible_gpus
+from eyas.gpus import lease, slurm_step, visible_gpus
 from eyas.progress import log_to_stderr
+from eyas.target.keeper import free_port
 from eyas.workers import end_with_parent
 
 STARVED = 75  # exit code of a training that waits for the next shard of a window
@@ -50,6 +53,7 @@ def arguments(argv) -> argparse.Namespace:
     parser.add_argument("--output-dir", type=Path, default=Path("draft"), help="default: draft")
     parser.add_argument("--threads", type=int, help="of each process on a CPU; default: as torch chooses")
     parser.add_argument("--processes", type=int, help="default: train.gpus; more than one on a CPU speak by gloo")
+    parser.add_argument("--rendezvous", help="host:port where train.nodes meet; default: srun starts them")
     parser.add_argument("--in-turn", choices=("wait", "leave"), help="of a window: when the next shard is not there")
     parser.add_argument("--configfile", type=Path, action="append", help="instead of config/*.yaml; may be repeated")
     parser.add_argument("--settings", type=json.loads, help="JSON of all settings (Snakemake passes it)")
@@ -60,13 +64,34 @@ def trained(args, argv: list[str], settings: dict) -> int:
     """Hold the GPUs and train, in this process or in torchrun's."""
     gpus = settings["train"]["gpus"]
     processes = args.processes or max(1, gpus)
+    nodes = settings["train"]["nodes"]
+    if nodes > 1 and args.rendezvous is None:
+        return on_nodes(args, argv, settings, processes)
     with lease(gpus) as devices:
         if devices:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
-        if processes == 1:
+        if processes == nodes == 1:
             return work(args, settings)
-        run = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+        meeting = ["--standalone"]
+        if nodes > 1:
+            meeting = [f"--nnodes={nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={args.rendezvous}"]
+        run = [sys.executable, "-m", "torch.distributed.run", *meeting, f"--nproc-per-node={processes}"]
         return subprocess.run([*run, __file__, *argv], preexec_fn=tied(), check=False).returncode
+
+
+def on_nodes(args, argv: list[str], settings: dict, processes: int) -> int:
+    """Let Slurm start this command once on each node of its job; they meet on this one, the job's first."""
+    nodes, gpus = settings["train"]["nodes"], settings["train"]["gpus"]
+    if slurm_step() is None or not shutil.which("srun"):
+        raise EyasError(
+            f"train.nodes: {nodes}: Slurm alone starts a training on several nodes, and this is none of its jobs: "
+            "set the key to 1, or use profiles/slurm"
+        )
+    run = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--kill-on-bad-exit=1"]
+    run += [f"--gpus-per-node={gpus}"] if gpus else []
+    run += [f"--cpus-per-task={args.threads * processes}"] if args.threads else []
+    meeting = f"--rendezvous={socket.gethostname()}:{free_port()}"
+    return subprocess.run([*run, sys.executable, __file__, *argv, meeting], preexec_fn=tied(), check=False).returncode
 
 
 def work(args, settings: dict) -> int:

@@ -27,6 +27,7 @@ from eyas.encoding import as_bytes, encode
 from eyas.errors import EyasError
 from eyas.records import write_json
 from eyas.states import CAPTURED, NOT_FINITE, Sample, ShardWriter, shard_path
+from eyas.target.keeper import free_port
 from eyas.vocabulary import maps_of
 from stand_in_hub import StandInHub
 from waiting import until
@@ -193,6 +194,23 @@ def test_two_processes_give_the_losses_of_one(run, whole, sharding):
     assert done.returncode == 0, output
     close(run.losses(), whole[0])
     check_export(run.folder / "draft")
+
+
+def test_two_nodes_give_the_losses_of_one(run, whole):
+    """Two starts of torchrun that meet on loopback, as Slurm would make them on two nodes."""
+    meeting = f"--rendezvous=127.0.0.1:{free_port()}"
+    nodes = [run.start(meeting, nodes=2) for _ in range(2)]
+    for node in nodes:
+        output = node.communicate(timeout=240)[0]
+        assert node.returncode == 0, output
+    close(run.losses(), whole[0])
+    check_export(run.folder / "draft")
+
+
+def test_several_nodes_without_slurm_are_refused(run):
+    env = {key: value for key, value in os.environ.items() if not key.startswith("SLURM")}
+    done = run.start(nodes=2, env=env)
+    assert "train.nodes: 2: Slurm alone starts" in done.communicate(timeout=60)[0] and done.returncode == 1
 
 
 def test_a_process_may_have_nothing_to_train_on(tmp_path):

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
@@ -51,21 +50,11 @@ def eight(prepared, tmp_path):
     for state in eight.work.glob("state/server/*/*/server.json"):
         with suppress(ProcessLookupError, TypeError):
             os.kill(json.loads(state.read_bytes())["keeper_pid"], signal.SIGTERM)
-    until(lambda: not servers(eight))
+    until(lambda: not eight.servers())
 
 
 def lines(path):
     return path.read_text().splitlines() if path.exists() else []
-
-
-def servers(workflow):
-    """Processes in the run's working directory that are a server, its keeper or its guardian: pid → command line."""
-    found = {}
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # gone meanwhile
-            if workflow.work.resolve() in ((cwd := (process / "cwd").resolve()), *cwd.parents):
-                found[process.name] = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:200]
-    return found
 
 
 def responses(names):
@@ -132,7 +121,7 @@ def test_a_run_stopped_in_mid_answering_loses_nothing_and_leaves_nothing(eight, 
     finally:
         os.killpg(run.pid, how)
     run.wait(timeout=60)
-    until(lambda: not servers(eight), IDLE_S + SLACK_S)
+    until(lambda: not eight.servers(), IDLE_S + SLACK_S)
     assert len(lines(answered)) < CAP * len(STOPPED), "it was stopped in the middle"
     if how == signal.SIGKILL:
         eight.run("--unlock")

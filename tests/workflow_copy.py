@@ -5,6 +5,8 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 import torch
 import yaml
@@ -26,8 +28,8 @@ class Workflow:
         own = ("--directory", self.work, "--configfile", self.root / "test.yaml", "--replace-workflow-config")
         return [SNAKEMAKE, *own, *args]
 
-    def run(self, *args, expect=0):
-        done = subprocess.run(self.command(*args), cwd=self.root, capture_output=True, text=True, timeout=300)
+    def run(self, *args, expect=0, env=None):
+        done = subprocess.run(self.command(*args), cwd=self.root, capture_output=True, text=True, timeout=300, env=env)
         output = done.stdout + done.stderr
         assert done.returncode == expect, output
         return output
@@ -47,6 +49,15 @@ class Workflow:
         config = yaml.safe_load(path.read_text())
         change(config)
         path.write_text(yaml.safe_dump(config))
+
+    def servers(self):
+        """Processes in the working directory that are a server, its keeper or its guardian: pid → command line."""
+        found = {}
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # gone meanwhile
+                if self.work.resolve() in ((cwd := (process / "cwd").resolve()), *cwd.parents):
+                    found[process.name] = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:200]
+        return found
 
     def snapshot(self):
         """Every file of the working directory with its time and size (Snakemake's own folder left out)."""

@@ -318,7 +318,8 @@ class Training(Strict):
         "auto", description="Of the products; weights are fp32. auto: bf16 where it is fast."
     )
     seed: int = Field(0, ge=0, description="Of the first weights and of the order.")
-    gpus: int = Field(1, ge=0, description="GPUs, one process each (torchrun); 0: the CPU.")
+    gpus: int = Field(1, ge=0, description="GPUs of a node, one process each (torchrun); 0: the CPU.")
+    nodes: int = Field(1, ge=1, description="Nodes, each with so many GPUs; more than one under Slurm alone.")
     sharding: Literal["ddp", "fsdp"] = Field("ddp", description="`fsdp`: for a draft that one GPU cannot hold.")
     log_every: int = Field(20, ge=1, description="Optimizer steps between two lines of metrics.")
     evaluate_every: int = Field(500, ge=1, description="Optimizer steps between two judgements on held-out samples.")
@@ -424,7 +425,8 @@ class Deployment(Strict):
 
 # Settings of the training that do not decide what comes of it: a run goes on when they change.
 DECIDES_NO_TRAINING = (
-    *("gpus", "log_every", "evaluate_every", "checkpoint_minutes", "verify_at_start", "max_loss_ratio", "wandb"),
+    *("gpus", "nodes", "log_every", "evaluate_every", "checkpoint_minutes"),
+    *("verify_at_start", "max_loss_ratio", "wandb"),
 )
 
 
@@ -482,6 +484,15 @@ class Config(Strict):
         for name in self.datasets:
             self.preparation(name)
             self.generation(name)
+        return self
+
+    @model_validator(mode="after")
+    def one_node_captures_and_trains(self) -> "Config":
+        if self.train.nodes > 1 and self.capture.window is not None:
+            raise ValueError(
+                f"train.nodes is {self.train.nodes} and capture.window {self.capture.window}: with a window one node "
+                "captures and trains: set train.nodes to 1, or capture.window to null"
+            )
         return self
 
     def dataset(self, name: str) -> Dataset:

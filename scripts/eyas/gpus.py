@@ -122,9 +122,13 @@ def visible_gpus() -> list[str]:
 def lease_folder() -> Path:
     """Where this host's leases are kept."""
     folder = os.environ.get("EYAS_GPU_LEASES") or Path(tempfile.gettempdir()) / f"eyas-gpus-{os.getuid()}"
-    if job := os.environ.get("SLURM_JOB_ID"):
-        return Path(folder) / f"slurm-{job}.{os.environ.get('SLURM_STEP_ID', 'batch')}"
-    return Path(folder)
+    return Path(folder) / (slurm_step() or "")
+
+
+def slurm_step() -> str | None:
+    """A name for the Slurm job's step that this process runs in; None outside of Slurm."""
+    job = os.environ.get("SLURM_JOB_ID")
+    return f"slurm-{job}.{os.environ.get('SLURM_STEP_ID', 'batch')}" if job else None
 
 
 def hold(path: Path, *, shared: bool = False, wait: bool = True) -> IO[str] | None:

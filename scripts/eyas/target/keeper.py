@@ -12,6 +12,8 @@ eyas.target.server starts it; nobody types it. Who lives, and what makes them en
 - The guardian (a fork of the keeper) holds them too, and the end of a pipe. When the pipe closes, since the keeper lets
   go of it or was killed, or when the server ends, it ends whatever the server started. Only then the locks are free.
 - The server dies with the guardian (PR_SET_PDEATHSIG); what it leaves behind then is the keeper's to end.
+- Under Slurm it goes with the job's step that started it. Slurm kills it then where it tracks processes by cgroups; by
+  their parents it would find neither keeper nor server, and hand their devices to the next job.
 - Should keeper and guardian be killed together, the next keeper first ends what carries the folder's mark.
 
 What the server started is found two ways: keeper and guardian are subreapers, so a process that lost its parent becomes
@@ -126,6 +128,7 @@ class Settings:
     restart_window_s: float
     grace_s: float
     deaths: list[float]  # Unix times of deaths that count already
+    step: list[tuple[int, str]]  # process id and start time of the daemon of a Slurm job's step; [] outside of Slurm
 
 
 class _Over(Exception):
@@ -228,6 +231,9 @@ class Keeper:
         """_Over when a signal says so, or when there is no client and time or somebody says so."""
         if self.signal:
             raise _Over("gone", f"the keeper was told to end by {signal.Signals(self.signal).name}")
+        for pid, started in self.settings.step:
+            if (stat_of(pid) or (0, None))[1] != started:
+                raise _Over("gone", "the Slurm job's step that started it is over")
         if not (places := hold(self.files.clients, wait=False)):
             self.last_client = time.monotonic()
             return
@@ -396,6 +402,15 @@ def processes_of(mark: str) -> set[int]:
         latest = {pid for pid, parent in parents.items() if parent in latest}
         mine |= latest
     return (mine | marked) - {me}
+
+
+def stat_of(pid: int) -> tuple[int, str] | None:
+    """Parent and start time of a living process."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in "ZX" else (int(fields[1]), fields[19])
 
 
 def listens(port: int, mark: str) -> bool:

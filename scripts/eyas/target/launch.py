@@ -12,6 +12,7 @@ from pathlib import Path
 
 from eyas.config import Evaluation, Sglang, Target
 from eyas.errors import EyasError
+from eyas.gpus import slurm_step
 from eyas.layers import sglang_ids
 from eyas.target.engine import Engine
 
@@ -89,7 +90,7 @@ def open_engine(
     from eyas.target.sglang import RunningServer, SglangEngine
 
     sglang = target.sglang
-    folder = state / socket.gethostname()  # keeper and clients meet by locks and signals: one host
+    folder = server_folder(state)
     tickets = (folder / "tickets").absolute() if capturing else None
     if sglang.url is not None:
         if capturing:
@@ -124,8 +125,16 @@ def open_drafting(target: Target, state: Path, draft: Path, drafting: Drafting |
     else:
         served = drafting_target(target, draft.absolute(), drafting, flags)
     ask_flags(served, state / ("plain" if drafting is None else "drafting"))
-    with _warm_server(served, state / socket.gethostname()) as server:
+    with _warm_server(served, server_folder(state)) as server:
         yield server
+
+
+def server_folder(state: Path) -> Path:
+    """Where keeper and clients meet by locks and signals: one host, and of a Slurm job one step.
+
+    A server runs on the devices of the step that started it and ends with it: no other job may count on it.
+    """
+    return state / "-".join(filter(None, (socket.gethostname(), slurm_step())))
 
 
 def _merged(target: Target, flags: dict) -> dict:

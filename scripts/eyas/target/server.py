@@ -24,7 +24,7 @@ from eyas.errors import EyasError
 from eyas.gpus import hold
 from eyas.records import write_json
 from eyas.target import keeper
-from eyas.target.keeper import Files, Settings
+from eyas.target.keeper import Files, Settings, stat_of
 
 POLL_S = 0.05
 
@@ -172,7 +172,8 @@ class WarmServer:
             if len(deaths) > self._settings["restarts"]:
                 raise self._error(f"server or keeper died {len(deaths)} times within {window:g} s")
         self._keeper = secrets.token_hex(6)
-        settings = Settings(**self._settings, keeper=self._keeper, deaths=deaths)
+        step = list(_up_to(b"slurmstepd").items())[-1:]
+        settings = Settings(**self._settings, keeper=self._keeper, deaths=deaths, step=step)
         lock.truncate(0)
         lock.write(self.files.key)
         lock.flush()
@@ -229,12 +230,12 @@ def _ends_with_snakemake() -> Iterator[None]:
     Snakemake runs a job as `bash -c "… python …"`; when either is killed with SIGKILL, the job's Python would go on,
     and keep the server alive for nobody.
     """
-    ancestors, done = _up_to_snakemake(), threading.Event()
+    ancestors, done = _up_to(b"snakemake"), threading.Event()
 
     def watch() -> None:
         while not done.wait(0.5):
             for pid, started in ancestors.items():
-                if (_stat(pid) or (0, None))[1] != started:
+                if (stat_of(pid) or (0, None))[1] != started:
                     logging.warning("process %d, which ran this job, is dead: ending", pid)
                     os.kill(os.getpid(), signal.SIGTERM)
                     return
@@ -247,24 +248,16 @@ def _ends_with_snakemake() -> Iterator[None]:
         done.set()
 
 
-def _up_to_snakemake() -> dict[int, str]:
-    """{process id: start time} of this process's ancestors up to the outermost Snakemake; {} without one."""
+def _up_to(program: bytes) -> dict[int, str]:
+    """{process id: start time} of this process's ancestors up to the outermost that runs `program`; {} without one."""
     ancestors, above = {}, {}
     pid = os.getppid()
-    while pid > 1 and (stat := _stat(pid)):
+    while pid > 1 and (stat := stat_of(pid)):
         above[pid] = stat[1]
         with suppress(OSError):
             arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if any(os.path.basename(argument) == b"snakemake" for argument in arguments):
+            # Slurm's daemon of a step calls itself `slurmstepd: [41.0]`.
+            if any(os.path.basename(argument).partition(b":")[0] == program for argument in arguments):
                 ancestors = dict(above)
         pid = stat[0]
     return ancestors
-
-
-def _stat(pid: int) -> tuple[int, str] | None:
-    """Parent and start time of a living process."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if fields[0] in "ZX" else (int(fields[1]), fields[19])

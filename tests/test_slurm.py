@@ -1,0 +1,162 @@
+"""The workflow under a real Slurm of one node with eight pretended GPUs (slurm_cluster.py)."""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from conftest import ROOT, SNAKEMAKE
+from slurm_cluster import missing, slurm_cluster
+from test_eagle3_training import Run as TrainingRun
+from test_eagle3_training import close
+from waiting import until
+from workflow_copy import make_workflow
+
+pytestmark = [pytest.mark.xdist_group("slurm"), pytest.mark.skipif(bool(missing()), reason=missing())]
+
+DATASETS = ("A2_kimik25", "B3_magicoder")
+# There is no accounting here, and slurm_cluster's squeue answers when jobs have ended.
+HERE = ("--slurm-status-command", "squeue", "--slurm-init-seconds-before-status-checks", "1")
+DEVICES = """
+rule all:
+    input:
+        expand("{k}.json", k=range(3)),
+
+
+rule take:
+    output:
+        "{k}.json",
+    resources:
+        gpu=3,
+    shell:
+        "PYTHON TAKER {output}"
+"""
+TRAINING = """
+rule train:
+    output:
+        "draft/model.safetensors",
+    resources:
+        nodes=2,
+        tasks=2,
+        gpu=4,
+        mpi="srun",
+    shell:
+        "bash train.sh"
+"""
+TAKER = """
+import json, os, subprocess, sys, time
+sys.path.insert(0, SCRIPTS)
+from eyas.gpus import lease
+with lease(3) as leased:
+    began = time.time()
+    job = os.environ["SLURM_JOB_ID"]
+    details = subprocess.run(["scontrol", "show", "job", "--details", job], env=ENV, capture_output=True, text=True)
+    time.sleep(4)
+    taken = {"leased": leased, "visible": os.environ["CUDA_VISIBLE_DEVICES"], "details": details.stdout, "job": job}
+    with open(sys.argv[1], "x") as file:
+        json.dump({**taken, "began": began, "ended": time.time()}, file)
+"""
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory):
+    with slurm_cluster(tmp_path_factory.mktemp("slurm")) as env:
+        yield env
+
+
+def jobs(env):
+    """{comment of a job ("rule_prepare_prompts_wildcards_…"): its properties}."""
+    shown = subprocess.run(["scontrol", "--oneliner", "show", "job"], env=env, capture_output=True, text=True).stdout
+    found = [dict(re.findall(r"(\S+?)=(\S+)", line)) for line in shown.splitlines()]
+    return {job["Comment"]: job for job in found if "Comment" in job}
+
+
+def snakemake(folder, env):
+    """Run the Snakefile of a folder with profiles/slurm."""
+    command = [SNAKEMAKE, "--profile", ROOT / "profiles/slurm", *HERE]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_slurms_devices_are_what_a_job_uses_and_no_two_jobs_share_one(slurm, tmp_path):
+    taker, snakefile = tmp_path / "taker.py", tmp_path / "Snakefile"
+    taker.write_text(TAKER.replace("SCRIPTS", repr(str(ROOT / "scripts"))).replace("ENV", repr(slurm)))
+    snakefile.write_text(DEVICES.replace("PYTHON", sys.executable).replace("TAKER", str(taker)))
+    snakemake(tmp_path, slurm)
+    taken = [json.loads((tmp_path / f"{k}.json").read_bytes()) for k in range(3)]
+    assert len({one["job"] for one in taken}) == 3
+    for one in taken:
+        first, last = re.search(r"GRES=gpu:3\(IDX:(\d+)-(\d+)\)", one["details"]).groups()
+        given = [str(k) for k in range(int(first), int(last) + 1)]
+        assert one["visible"].split(",") == one["leased"] == given and len(given) == 3
+    pairs = [(a, b) for a in taken for b in taken if a["job"] < b["job"]]
+    together = [(a, b) for a, b in pairs if a["began"] < b["ended"] and b["began"] < a["ended"]]
+    assert 0 < len(together) < len(pairs), "eight devices are enough for two jobs, not for three"
+    assert not [1 for a, b in together if set(a["leased"]) & set(b["leased"])]
+
+
+def test_the_workflow_runs_from_sources_to_a_trained_draft(slurm, tmp_path, smollm2_folder):
+    workflow = make_workflow(tmp_path, DATASETS, smollm2_folder, gpus=1, idle_s=600, flags={"starts": "starts.txt"})
+
+    def changed(config):
+        config["train"].update(gpus=2)
+        config["capture"].update(shards=1)
+
+    workflow.config(changed)
+    # As users have it: Snakemake passes a config file on to Slurm's jobs, but not --replace-workflow-config.
+    shutil.copy(workflow.root / "test.yaml", workflow.root / "config/config.yaml")
+    (workflow.root / "config/datasets.yaml").write_text("{}\n")
+    workflow.run("trained", "--profile", "profiles/slurm", *HERE, env=slurm)
+
+    ran = jobs(slurm)
+    shards = ("train_00000_00001", "heldout_00000_00001")
+    served = ["rule_generate_responses_wildcards_B3_magicoder", *(f"rule_capture_states_wildcards_{s}" for s in shards)]
+    prepared = ["rule_prepare_tokenized_wildcards_A2_kimik25", "rule_prepare_prompts_wildcards_B3_magicoder"]
+    assert {*served, *prepared, "rule_train_draft"} <= set(ran), "each is a job of Slurm's"
+    assert not [comment for comment in ran if "fetch" in comment], "downloads run where Snakemake runs"
+    for comment, gpus in {**dict.fromkeys(served, 1), **dict.fromkeys(prepared, 0), "rule_train_draft": 2}.items():
+        job = ran[comment]
+        assert (job["JobState"], job["NumNodes"], job["NumTasks"]) == ("COMPLETED", "1", "1")
+        assert job.get("TresPerJob") == (f"gres:gpu:{gpus}" if gpus else None)
+
+    # Each of the jobs that need a server had one of its own, and it is gone with the job, long before idle_s.
+    steps = {f"slurm-{ran[comment]['JobId']}.0" for comment in served}
+    assert {path.name.partition("-")[2] for path in workflow.work.glob("state/server/*-slurm-*")} == steps
+    assert len((workflow.work / "starts.txt").read_text().splitlines()) == len(served)
+    until(lambda: not workflow.servers())
+
+    # torchrun's two processes, each of which says what it trains; without CUDA they speak by gloo.
+    log = (workflow.work / "logs/train_draft.log").read_text()
+    assert log.count("M parameters") == 2, log
+    assert json.loads((workflow.work / "draft/training.json").read_bytes())["steps"] > 0
+
+
+def test_two_nodes_of_a_job_give_the_losses_of_one(tmp_path, tmp_path_factory):
+    """Through Snakemake and its plugin, with the resources that the rule asks for (see below)."""
+    runs = [TrainingRun(tmp_path / name) for name in ("one", "two")]
+    assert runs[0].start().wait(timeout=120) == 0
+    command = shlex.join(map(str, runs[1].command(nodes=2)))
+    (runs[1].folder / "train.sh").write_text(f"{command} > log 2>&1\n")
+    (runs[1].folder / "Snakefile").write_text(TRAINING)
+    with slurm_cluster(tmp_path_factory.mktemp("nodes"), nodes=2) as env:
+        snakemake(runs[1].folder, env)
+        (job,) = jobs(env).values()
+    assert (job["NumNodes"], job["NumTasks"], job["TresPerJob"]) == ("2", "2", "gres:gpu:4")
+    log = (runs[1].folder / "log").read_text()
+    assert log.count("M parameters") == 2, log
+    close(runs[1].losses(), runs[0].losses())
+
+
+def test_a_training_on_two_nodes_is_asked_for_as_one_job(tmp_path, smollm2_folder):
+    """What the Slurm plugin is told: both nodes, the devices of both, a task for each node."""
+    workflow = make_workflow(tmp_path, DATASETS, smollm2_folder)
+    workflow.config(lambda c: c["train"].update(gpus=2, nodes=2))
+    output = workflow.run("-n", "--profile", "profiles/slurm", "--", "trained")
+    (asked,) = re.findall(r"^rule train_draft:\n(?:    .*\n)*?    resources: (.*)", output, re.MULTILINE)
+    asked = dict(one.split("=") for one in asked.split(", "))
+    found = {key: asked[key] for key in ("nodes", "tasks", "gpu", "mpi", "tasks_per_gpu")}
+    assert found == {"nodes": "2", "tasks": "2", "gpu": "4", "mpi": "srun", "tasks_per_gpu": "0"}
