@@ -280,9 +280,9 @@ def test_the_agreement_check_catches_each_planted_fault(settings, asked, places,
             return rms_norm(layer(self, *args), self.draft.config.rms_norm_eps)[0] * self.draft.norm.weight
 
         monkeypatch.setattr(Proposer, "_layer", normed)
-    lines, _ = try_draft("walk", settings, asked, replace(places, draft=draft, state=tmp_path))
+    lines, _ = try_draft("walk", settings, asked[:5], replace(places, draft=draft, state=tmp_path))
     found = agreement(walked, lines)
-    assert found["answers"] == len(asked), "the answers are the target's own"
+    assert found["answers"] == len(lines), "the answers are the target's own"
     assert [finding["kind"] for finding in disagreement("sglang", found)] == ["engines"], found
     lenient = Evaluation.model_validate({**settings["evaluate"], "min_acceptance": 1.0})
     kinds = [finding["kind"] for finding in summarize(lenient, {"walk": lines}, draft)["findings"]]
