@@ -92,6 +92,7 @@ rule summarize_evaluation:
         trials=TRIALS,
         speed="evaluation/speed.json" if SERVED_BY_SGLANG else [],
         metrics="draft/metrics.jsonl",
+        corpus="corpus/stats.json",
     output:
         "evaluation/summary.json",
     log:
@@ -105,7 +106,7 @@ rule summarize_evaluation:
         speed=lambda wildcards, input: f"--speed {input.speed}" if input.speed else "",
     shell:
         "python $SCRIPTS/summarize_evaluation.py --trials {input.trials:q} {params.speed} "
-        "--settings {params.settings:q} --out {output:q} 2>&1 | tee {log:q}"
+        "--corpus {input.corpus:q} --settings {params.settings:q} --out {output:q} 2>&1 | tee {log:q}"
 
 
 rule sweep_evaluation:

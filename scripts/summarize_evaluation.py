@@ -21,6 +21,7 @@ def main(argv=None) -> int:
         "--trials", type=Path, nargs="+", required=True, help="of the engines: evaluation/<engine>.jsonl"
     )
     parser.add_argument("--speed", type=Path, help="of a server: evaluation/speed.json")
+    parser.add_argument("--corpus", type=Path, default=Path("corpus/stats.json"), help="counts of held-out samples")
     parser.add_argument("--draft", type=Path, default=Path("draft"), help="default: draft")
     parser.add_argument("--configfile", type=Path, action="append", help="instead of config/*.yaml; may be repeated")
     parser.add_argument("--settings", type=json.loads, help="JSON of all settings (Snakemake passes it)")
@@ -31,7 +32,8 @@ def main(argv=None) -> int:
     trials = {path.stem: read_trials(path) for path in args.trials}
     speed = read_json(args.speed) if args.speed else None
     evaluation = Evaluation.model_validate(settings["evaluate"])
-    summary = summarize(evaluation, trials, args.draft, speed, settings["tokenized"])
+    samples = {name: own["samples"] for name, own in read_json(args.corpus)["heldout"]["datasets"].items()}
+    summary = summarize(evaluation, trials, args.draft, speed, settings["tokenized"], samples)
     write_json(args.out, {**summary, "settings": settings})
     print(summary["verdict"]["sentence"])
     return 0

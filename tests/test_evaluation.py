@@ -127,6 +127,18 @@ def test_engines_that_accept_differently_on_equal_answers_are_a_finding(folder):
     assert "SGLang accepts 1.59 tokens a step, the reference 1.75, over 2 prompts" in found["findings"][0]["text"]
 
 
+def test_each_dataset_counts_as_it_does_among_the_held_out_samples(folder):
+    """Ten samples of B1, of which one was asked, and thirty of B2, of which two were: 1.7 and 1.3 tokens a step."""
+    lines = [trial("a", [10, 6, 4]), trial("b", [75, 20, 5], "B2"), trial("c", [75, 20, 5], "B2")]
+    lines.append({**trial("e", [100, 0, 0], "E1"), "benchmark": True})
+    found = summarize(Evaluation(chain=2, max_gap=0.9), {"walk": lines}, folder, population={"B1": 10, "B2": 30})
+    tokens, steps = 10 * 34 + 15 * (130 + 130), 10 * 20 + 15 * (100 + 100)
+    assert found["acceptance_length"]["walk"] == pytest.approx(tokens / steps, abs=1e-4)
+    assert found["speedup"]["walk"]["1"] == pytest.approx(tokens / steps / 1.4, abs=1e-4)
+    assert found["verdict"]["acceptance_length"] == found["acceptance_length"]["walk"]
+    assert f"it is {tokens / steps:.2f}" in found["verdict"]["sentence"]
+
+
 def test_benchmark_sets_stand_by_themselves(folder):
     lines = [trial("a", [10, 6, 4]), {**trial("b", [20, 0, 0], "E1"), "benchmark": True}]
     found = summarize(Evaluation(chain=2), {"walk": lines}, folder)

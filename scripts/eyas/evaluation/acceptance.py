@@ -5,7 +5,7 @@ since the first token comes from the prompt's pass. `accepted[k]` counts verific
 share that accepted at least k is the rate of position k, and a chain cut at n would have 1 + Σ_{k ≤ n} rate_k.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,11 +13,11 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Acceptance:
-    """tokens: of the answers, without each one's first. accepted [chain + 1]: see the module."""
+    """tokens: of the answers, without each one's first. accepted [chain + 1]: see the module. Weighed: no integers."""
 
     answers: int
-    tokens: int
-    accepted: tuple[int, ...]
+    tokens: float
+    accepted: tuple[float, ...]
 
     @classmethod
     def of(cls, trials: Iterable[dict]) -> "Acceptance":
@@ -28,7 +28,7 @@ class Acceptance:
         return cls(len(trials), tokens, tuple(int(n) for n in accepted))
 
     @property
-    def verifications(self) -> int:
+    def verifications(self) -> float:
         return sum(self.accepted)
 
     @property
@@ -50,7 +50,7 @@ class Acceptance:
         length = self.length
         return {
             "answers": self.answers,
-            "verifications": self.verifications,
+            "verifications": round(self.verifications),
             "acceptance_length": None if length is None else round(length, 4),
             "accepted_by_position": [round(r, 4) for r in self.rates],
         }
@@ -60,3 +60,15 @@ def by_dataset(trials: list[dict]) -> Iterator[tuple[str, Acceptance]]:
     """Each dataset's acceptance, by name."""
     for name in sorted({t["dataset"] for t in trials}):
         yield name, Acceptance.of(t for t in trials if t["dataset"] == name)
+
+
+def weighed(trials: list[dict], population: Mapping[str, int]) -> Acceptance:
+    """Over all that the trials stand for: each dataset counts as it does in the population (dataset → samples).
+
+    Without a population each answer counts as one.
+    """
+    parts = dict(by_dataset(trials))
+    share = {name: population[name] / own.answers if population else 1.0 for name, own in parts.items()}
+    accepted = sum((share[name] * np.array(own.accepted) for name, own in parts.items()), start=np.zeros(1))
+    tokens = sum(share[name] * own.tokens for name, own in parts.items())
+    return Acceptance(len(trials), tokens, tuple(accepted.tolist()))

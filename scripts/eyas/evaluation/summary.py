@@ -5,7 +5,7 @@
 A step is one pass of the target. So R is the acceptance length at which the draft begins to pay (break-even).
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from eyas.eagle3.metrics import FILE as METRICS
 from eyas.eagle3.metrics import read_metrics
 from eyas.errors import EyasError
 from eyas.evaluation import ENGINES
-from eyas.evaluation.acceptance import Acceptance, by_dataset
+from eyas.evaluation.acceptance import Acceptance, by_dataset, weighed
 from eyas.evaluation.causes import explain
 from eyas.target.launch import ALGORITHM
 
@@ -27,12 +27,14 @@ def summarize(
     draft: Path,
     speed: dict | None = None,
     tokenized: Collection[str] = (),
+    population: Mapping[str, int] | None = None,
 ) -> dict:
     """trials: engine → lines of its file. draft: its folder, with metrics.jsonl. speed: rates by concurrency.
 
     tokenized: datasets whose texts are not this target's answers, so that no simulation on them tells of serving.
-    Acceptance lengths of an engine are over the held-out prompts; benchmark sets stand by themselves. EyasError when
-    one is below min_acceptance, with what is known of the causes.
+    population: dataset → held-out samples. An engine's acceptance lengths are over these, each dataset counting as it
+    does among them (none given: as it was asked); benchmark sets stand by themselves. EyasError when one is below
+    min_acceptance, with what is known of the causes.
     """
     by_simulation = simulated_lengths(draft / METRICS, evaluation.chain)
     known = {name: length for name, length in by_simulation.items() if name not in tokenized}
@@ -55,11 +57,12 @@ def summarize(
         "agreement": {},
         "findings": [],
     }
+    measured: dict[str, dict[int, tuple[Acceptance, Cost]]] = {}  # by engine and concurrency
     for engine, lines in trials.items():
         by_concurrency = {c: [t for t in lines if t.get("concurrency", 1) == c] for c in concurrencies(lines)}
         widest = by_concurrency[max(by_concurrency)]  # all prompts
         heldout = [t for t in widest if not t.get("benchmark")]
-        of_all = Acceptance.of(heldout)
+        of_all = weighed(heldout, population or {})
         if of_all.length is None:
             raise EyasError(f"evaluation/{engine}.jsonl: no answer has a second token: raise evaluate.max_new_tokens")
         simulation = compared(dict(by_dataset(heldout)), known)
@@ -71,25 +74,27 @@ def summarize(
         summary["by_dataset"][engine] = {name: own.as_dict() for name, own in by_dataset(heldout)}
         judged = [t for t in widest if t.get("benchmark")]
         summary["by_benchmark"][engine] = {name: own.as_dict() for name, own in by_dataset(judged)}
+        measured[engine] = {}
         for concurrency, own in by_concurrency.items():
-            acceptance, at = Acceptance.of(own), str(concurrency)
+            acceptance = weighed([t for t in own if not t.get("benchmark")], population or {})
             if not acceptance.verifications:
                 continue
-            cost = Cost.of(own, acceptance)
+            cost = Cost.of(own, Acceptance.of(own))
+            measured[engine][concurrency] = acceptance, cost
             for key, value in (
                 ("cost_ratio", round(cost.ratio, 4)),
                 ("break_even_acceptance_length", round(cost.ratio, 4)),
                 ("speedup", round(acceptance.length / cost.ratio, 4)),
                 ("best_chain", cost.best_chain(acceptance)),
             ):
-                summary[key].setdefault(engine, {})[at] = value
+                summary[key].setdefault(engine, {})[str(concurrency)] = value
         summary["lossless"][engine] = same_answers(widest)
         summary["simulation"][engine] = simulation
         summary["findings"] += findings(engine, simulation, summary["lossless"][engine], evaluation)
     for engine in trials.keys() - {"walk"} if "walk" in trials else ():
         summary["agreement"][engine] = found = agreement(trials["walk"], trials[engine])
         summary["findings"] += disagreement(engine, found)
-    summary["verdict"] = verdict(summary, trials, evaluation.serving_concurrency)
+    summary["verdict"] = verdict(summary, measured, evaluation.serving_concurrency)
     return summary
 
 
@@ -238,18 +243,16 @@ def findings(engine: str, simulation: dict | None, lossless: dict, evaluation: E
     return found
 
 
-def verdict(summary: dict, trials: dict[str, list[dict]], serving: int) -> dict:
+def verdict(summary: dict, measured: dict[str, dict[int, tuple[Acceptance, Cost]]], serving: int) -> dict:
     """Whether the draft makes serving faster at the concurrency that the server will have; and a sentence why.
 
     By the engine that serves, where there is one; others answer one prompt after the other.
     """
-    engine = "sglang" if "sglang" in trials else next(iter(trials))
-    speedups = summary["speedup"][engine]
-    concurrency = str(serving) if str(serving) in speedups else min(speedups, key=int)
-    speedup, ratio = speedups[concurrency], summary["cost_ratio"][engine][concurrency]
-    own = [t for t in trials[engine] if t.get("concurrency", 1) == int(concurrency)]
-    acceptance = Acceptance.of(own)
-    cost, length = Cost.of(own, acceptance), acceptance.length
+    engine = "sglang" if "sglang" in measured else next(iter(measured))
+    at = serving if serving in measured[engine] else min(measured[engine])
+    acceptance, cost = measured[engine][at]
+    concurrency, speedups = str(at), summary["speedup"][engine]
+    speedup, ratio, length = speedups[concurrency], cost.ratio, acceptance.length
     faster = speedup > 1
     words = (
         f"At concurrency {concurrency} a step with the draft takes {ratio:.2f} times one without, so an acceptance "
@@ -279,7 +282,7 @@ def verdict(summary: dict, trials: dict[str, list[dict]], serving: int) -> dict:
     return {
         "faster": faster,
         "engine": engine,
-        "concurrency": int(concurrency),
+        "concurrency": at,
         "speedup": speedup,
         "acceptance_length": summary["acceptance_length"][engine],
         "sentence": words,
