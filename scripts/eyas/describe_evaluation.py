@@ -116,8 +116,8 @@ def _engines(summary: dict) -> Html:
                 [name, f"{length:.2f}", f"{ratio:.2f}", f"{speedup:.2f}", best["drafts"], f"{best['speedup']:.2f}"]
             )
     note = (
-        "Acceptance length: tokens for each pass of the target, its own token included. The cost of a step is also the "
-        "acceptance length at which the draft begins to pay."
+        "Acceptance length: tokens for each pass of the target, its own token included; each dataset counts as it does "
+        "among the held-out samples. The cost of a step is also the acceptance length at which the draft begins to pay."
     )
     return pages.section("By engine", pages.table(heads, rows, numeric={1, 2, 3, 4, 5}), note=note)
 
