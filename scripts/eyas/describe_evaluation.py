@@ -11,7 +11,6 @@ from eyas.evaluation import ENGINES
 from eyas.pages import Html
 from eyas.records import read_json
 
-
 # What public drafts report of benchmark sets, with chains of 3: target, draft, benchmark's name without its number.
 PUBLIC = {
     "Kimi-K2.5": [
