@@ -23,8 +23,9 @@ $(READY): envs/dev.txt envs/demo.txt
 DEMO := demo-run
 ifdef FAST
 DEMO := demo-run-fast
-OTHER := --directory $(DEMO) --config 'prepare={cap: 12}' 'generate={max_new_tokens: 48}' 'train={max_minutes: 0.5}' \
-         'evaluate={prompts: 2, max_new_tokens: 32, min_acceptance: 1.0}' \
+OTHER := --directory $(DEMO) --config 'prepare={cap: 12}' 'generate={max_new_tokens: 48}' \
+         'train={max_minutes: 1, optimizer: adamw, batch_tokens: 256}' \
+         'evaluate={prompts: 2, max_new_tokens: 32, min_acceptance: 1.02}' \
          'datasets={B2_opencodeinstruct: {prepare: {cap: 12}}, B9_chitchat: {prepare: {cap: 24}}}'
 endif
 ifdef LONG
