@@ -2,6 +2,7 @@
 
 walk.py       the reference: a chain of drafts verified by the target in this process, exact, greedy or sampled
 prompts.py    what is asked: held-out samples of the corpus, and public benchmark sets
+engines.py    one way to try a draft, whatever engine does it
 trials.py     each prompt answered with the draft and without it, kept as it comes
 served.py     the same on SGLang, at several concurrencies
 llamacpp.py   the same by llama.cpp, an outside witness

@@ -65,7 +65,8 @@ def _walk(evaluation: Evaluation, target: Target, at: Places):
 
     if at.threads:
         torch.set_num_threads(at.threads)
-    return nullcontext(walk_trial(target.model, at.draft, Head.load(at.head).embed_tokens, evaluation))
+    device = "cpu" if target.engine == "sglang" else None  # the GPUs are for servers, which lease them
+    return nullcontext(walk_trial(target.model, at.draft, Head.load(at.head).embed_tokens, evaluation, device))
 
 
 def _llamacpp(evaluation: Evaluation, target: Target, at: Places):

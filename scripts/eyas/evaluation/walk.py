@@ -130,12 +130,14 @@ def walk(
     return Walk(out[: min(end, sampling.max_new_tokens)], accepted, seconds, chains)
 
 
-def walk_trial(model: str, draft: Path, embeddings: Tensor, evaluation: Evaluation) -> Callable[[Asked], dict]:
-    """The reference engine with the draft of a folder; embeddings [vocabulary, H]: the target's."""
+def walk_trial(
+    model: str, draft: Path, embeddings: Tensor, evaluation: Evaluation, device: str | None = None
+) -> Callable[[Asked], dict]:
+    """The reference engine with the draft of a folder; embeddings [vocabulary, H]: the target's. device: see weights."""
     check_export(draft)
     trained = load_draft(draft, embeddings).requires_grad_(False)
     architecture = architecture_of(AutoConfig.from_pretrained(model).to_dict())
-    target = CachedTarget(model, layers_of_ids(trained.config.aux_layers, architecture))
+    target = CachedTarget(model, layers_of_ids(trained.config.aux_layers, architecture), device)
     trained.to(target.device)
     proposer = Proposer(trained, target.context + evaluation.chain)
 
