@@ -133,7 +133,10 @@ def walk(
 def walk_trial(
     model: str, draft: Path, embeddings: Tensor, evaluation: Evaluation, device: str | None = None
 ) -> Callable[[Asked], dict]:
-    """The reference engine with the draft of a folder; embeddings [vocabulary, H]: the target's. device: see weights."""
+    """The reference engine with the draft of a folder.
+
+    embeddings [vocabulary, H]: the target's. device: see weights.load_model.
+    """
     check_export(draft)
     trained = load_draft(draft, embeddings).requires_grad_(False)
     architecture = architecture_of(AutoConfig.from_pretrained(model).to_dict())
