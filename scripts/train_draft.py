@@ -18,7 +18,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from eyas.config import Target, load
+from eyas.config import Target, Training, load
 from eyas.errors import EyasError, run_command
 from eyas.gpus import lease, slurm_step, visible_gpus
 from eyas.progress import log_to_stderr
@@ -62,9 +62,9 @@ def arguments(argv) -> argparse.Namespace:
 
 def trained(args, argv: list[str], settings: dict) -> int:
     """Hold the GPUs and train, in this process or in torchrun's."""
-    gpus = settings["train"]["gpus"]
+    training = Training.model_validate(settings["train"])
+    gpus, nodes = training.gpus, training.nodes
     processes = args.processes or max(1, gpus)
-    nodes = settings["train"]["nodes"]
     if nodes > 1 and args.rendezvous is None:
         return on_nodes(args, argv, settings, processes)
     with lease(gpus) as devices:

@@ -444,7 +444,7 @@ def slow(tmp_path, smollm2_folder):
 def test_a_run_in_mid_answering_and_after_it(slow):
     config = load([slow.root / "test.yaml"])
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
-    run = subprocess.Popen(slow.command("generated", "--cores", "8"), cwd=slow.root, **quiet)
+    run = subprocess.Popen(slow.command("generated", "--cores", "8", "--resources", "gpu=2"), cwd=slow.root, **quiet)
     looks = []
 
     def half_way():
@@ -481,7 +481,7 @@ def test_a_run_in_mid_answering_and_after_it(slow):
     assert stage(after, "generated")["seconds_left"] is None and stage(after, "generated")["done"] >= row["done"]
     assert [s["alive"] for s in after["servers"]] == [False] and after["servers"][0]["health"] is None
     slow.config(lambda c: c["target"]["sglang"]["flags"].pop("answer-s"))
-    slow.run("generated", "--cores", "8")
+    slow.run("generated", "--cores", "8", "--resources", "gpu=2")
     before = slow.snapshot()
     done = stage(status(config, slow.work), "generated")
     assert (done["done"], done["left"], done["rate"], done["parts"]) == (2 * CAP, 0, None, [])
