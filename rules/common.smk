@@ -12,10 +12,11 @@ sys.path.insert(0, f"{workflow.basedir}/scripts")
 
 from eyas.adapters.base import check_adapters
 from eyas import config as configuration
+from eyas.differences import differences
 from eyas.errors import EyasError
 from eyas.rebuild import is_no_shard, lacks_files, remade_when, remade_when_blank
 from eyas.storage import link_folders
-from eyas.tally import differences, settings_fingerprint
+from eyas.tally import settings_fingerprint
 
 try:
     CONFIG = configuration.parse(config)

@@ -15,7 +15,8 @@ import orjson
 
 from eyas.config import load, parse
 from eyas.errors import run_command
-from eyas.status import as_text, status
+from eyas.status import status
+from eyas.status_text import as_text
 
 CLEAR = "\x1b[H\x1b[J"
 

@@ -58,3 +58,11 @@ def kimi(kimi_folder):
         trust_remote_code=True,
         expected_tokens={t: base + tiny_kimi.OFFSETS[t] for t in ("<|im_end|>", "<think>")},
     )
+
+
+def pretend_gpus(monkeypatch, count, leases):
+    """So many GPUs, and a folder of leases that only one test knows; no Slurm."""
+    for name in ("CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID", "SLURM_STEP_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("EYAS_GPU_COUNT", str(count))
+    monkeypatch.setenv("EYAS_GPU_LEASES", str(leases))

@@ -10,7 +10,6 @@ from eyas.built import built
 from eyas.config import load
 from eyas.records import write_json
 from eyas.states import shard_path
-from eyas.tally import differences
 from eyas.target.engine import identity_of
 from test_eagle3_training import write_shard
 
@@ -18,7 +17,7 @@ CONFIG = load([ROOT / "config/demo.yaml"])
 
 
 def look(root, config=CONFIG):
-    return {row["file"]: row for row in built(config, root, "snakemake", differences)}
+    return {row["file"]: row for row in built(config, root, "snakemake")}
 
 
 def with_changes(part, **changes):

@@ -77,9 +77,9 @@ def test_a_slower_draft_is_left_out_and_the_script_says_so(folder, tmp_path):  #
 )
 def test_a_flag_that_would_accept_nothing_is_refused_before_the_start(tmp_path, flags, said):
     with pytest.raises(EyasError, match=said):
-        drafting_target(target(), tmp_path, Drafting(3, 1, 4), flags)
+        drafting_target(target(), tmp_path, Drafting.whole(3), flags)
     with pytest.raises(EyasError, match=said):
-        drafting_target(target(flags=flags), tmp_path, Drafting(3, 1, 4), {})
+        drafting_target(target(flags=flags), tmp_path, Drafting.whole(3), {})
 
 
 def test_the_folder_is_whole(folder, tmp_path):  # noqa: F811

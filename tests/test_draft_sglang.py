@@ -300,7 +300,7 @@ def test_the_wrong_flag_is_seen_when_it_is_served_for_real(model, settings, aske
 
     few = {4: asked[:4]}
     tried = Served(settings, places.draft, tmp_path, wrong)
-    lines = lines_of(few, tried.passes(Drafting(3, 1, 4), few), tried.passes(None, few))
+    lines = lines_of(few, tried.passes(Drafting.whole(3), few), tried.passes(None, few))
     wrong_gain, right_gain = (Acceptance.of(own).length - 1 for own in (lines, walked[:4]))
     assert wrong_gain < 0.6 * right_gain
     evaluation = Evaluation.model_validate({**settings["evaluate"], "min_acceptance": 1.0})

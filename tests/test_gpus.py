@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from conftest import ROOT
+from conftest import ROOT, pretend_gpus
 from eyas.errors import EyasError
 from eyas.gpus import holders, lease, others_wait, visible_gpus
 from waiting import until
@@ -30,10 +30,7 @@ echo "GPU 1: NVIDIA RTX PRO 6000 (UUID: GPU-bbbb)"
 @pytest.fixture(autouse=True)
 def host(tmp_path, monkeypatch):
     """Three GPUs, and a folder of leases that only this test knows."""
-    for name in ("CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID", "SLURM_STEP_ID"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("EYAS_GPU_COUNT", "3")
-    monkeypatch.setenv("EYAS_GPU_LEASES", str(tmp_path / "leases"))
+    pretend_gpus(monkeypatch, 3, tmp_path / "leases")
     return monkeypatch
 
 

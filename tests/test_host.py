@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT, SNAKEMAKE
+from conftest import ROOT, SNAKEMAKE, pretend_gpus
 from eyas.gpus import lease
 from waiting import until
 from workflow_copy import make_workflow
@@ -74,8 +74,7 @@ def devices_of(process, leases):
 def host(tmp_path, monkeypatch):
     """Eight devices, and where their leases are kept."""
     leases = tmp_path / "leases"
-    monkeypatch.setenv("EYAS_GPU_COUNT", str(GPUS))
-    monkeypatch.setenv("EYAS_GPU_LEASES", str(leases))
+    pretend_gpus(monkeypatch, GPUS, leases)
     return leases
 
 

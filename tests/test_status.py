@@ -12,11 +12,12 @@ import numpy as np
 import orjson
 import pytest
 
-from conftest import ROOT
+from conftest import ROOT, pretend_gpus
 from eyas.config import load
 from eyas.records import write_json
 from eyas.states import Sample, ShardWriter, shard_path
-from eyas.status import HEALTH_TIMEOUT_S, LINES, WIDTH, as_text, health_of, status
+from eyas.status import HEALTH_TIMEOUT_S, health_of, status
+from eyas.status_text import LINES, WIDTH, as_text
 from waiting import until
 from workflow_copy import make_workflow
 
@@ -36,10 +37,7 @@ with lease(2):
 @pytest.fixture(autouse=True)
 def host(tmp_path, monkeypatch):
     """Two GPUs, and a folder of leases that only this test knows."""
-    for name in ("CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID", "SLURM_STEP_ID"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("EYAS_GPU_COUNT", "2")
-    monkeypatch.setenv("EYAS_GPU_LEASES", str(tmp_path / "leases"))
+    pretend_gpus(monkeypatch, 2, tmp_path / "leases")
 
 
 @pytest.fixture

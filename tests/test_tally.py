@@ -10,8 +10,9 @@ import pytest
 from conftest import ROOT
 from eyas import tally as tally_module
 from eyas.config import parse
+from eyas.differences import differences
 from eyas.records import content_id
-from eyas.tally import as_html, as_text, differences, settings_fingerprint, tally
+from eyas.tally import as_html, as_text, settings_fingerprint, tally
 
 SOURCE = {"folder": "x", "files": ["*.jsonl"]}
 CONFIG = {

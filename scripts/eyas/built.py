@@ -1,23 +1,20 @@
 """What all datasets together were made into: corpus, vocabulary, hidden states, draft; whole, stale or damaged."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import orjson
 
 from eyas.config import DECIDES_NO_TRAINING, Config
+from eyas.differences import differences
 from eyas.errors import EyasError
 from eyas.states import Shard, shard_path
 from eyas.target.engine import identity_of
 
-Differences = Callable[[object, object], list[str]]
 
-
-def built(config: Config, root: Path, command: str, differences: Differences) -> list[dict]:
+def built(config: Config, root: Path, command: str) -> list[dict]:
     """[{"file", "state", "what": [str], "command"}] of what is there below `root`; what is not made yet is left out.
 
-    state: ok, stale, damaged, or partly (some shards are missing). command: what mends it, None when ok. differences:
-    of two settings, in words (tally.differences).
+    state: ok, stale, damaged, or partly (some shards are missing). command: what mends it, None when ok.
     """
     rows = []
 

@@ -394,11 +394,6 @@ class Evaluation(Strict):
     def sampling(self) -> Generation:
         return Generation(temperature=self.temperature, max_new_tokens=self.max_new_tokens, top_p=1)
 
-    @property
-    def verified_tokens(self) -> int:
-        """Tokens that the target verifies at once."""
-        return self.draft_tokens or 1 + self.chain * self.topk
-
 
 class Scaling(Strict):
     """Whether more data would help: drafts trained on parts of the corpus, with equal settings."""

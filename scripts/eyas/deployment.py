@@ -97,7 +97,7 @@ def launch_script(target: Target, evaluation: Evaluation, summary: dict, state: 
     measured = f"Measured with {ENGINES[verdict['engine']]}: {verdict['sentence']}"
     if verdict["faster"]:
         best = summary["best_chain"][verdict["engine"]][str(verdict["concurrency"])]["drafts"]
-        drafting = Drafting.of(evaluation) if evaluation.topk > 1 else Drafting(best, 1, best + 1)
+        drafting = Drafting.of(evaluation) if evaluation.topk > 1 else Drafting.whole(best)
         served = drafting_target(target, Path("@draft@"), drafting, evaluation.flags)
         words = f"# With the draft in {drafting}. {measured}"
     else:

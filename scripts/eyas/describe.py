@@ -8,10 +8,11 @@ import orjson
 
 from eyas import pages
 from eyas.chat import Chat, chat_of
+from eyas.differences import differences
 from eyas.errors import EyasError
 from eyas.pages import Html, join, tag
 from eyas.records import RECORD_FILES, fault_in_prompt, fault_in_tokenized
-from eyas.tally import CLASSES, differences
+from eyas.tally import CLASSES
 
 EXAMPLES_AT = (0.0, 0.5, 0.9)  # of the record file
 FIRST_TOKENS, LAST_TOKENS, TOKENS_AROUND = 120, 60, 24

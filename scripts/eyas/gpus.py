@@ -183,7 +183,9 @@ def _announced(n: int, files: dict[str, Path], folder: Path) -> Iterator[None]:
                 if left_behind := hold(path, wait=False):
                     path.unlink()
                     left_behind.close()
-            note = stack.enter_context(tempfile.NamedTemporaryFile("w", prefix=f"waiting-{os.getpid()}-", dir=folder))
+            name = f"waiting-{os.getpid()}-"
+            note = stack.enter_context(tempfile.NamedTemporaryFile("w", prefix=name, dir=folder, delete=False))
+            stack.callback(Path(note.name).unlink, missing_ok=True)  # while it is locked: others remove what is not
             fcntl.flock(note, fcntl.LOCK_EX)
             json.dump({"n": n, "gpus": [path.name.removeprefix("gpu-") for path in files.values()]}, note)
             note.flush()

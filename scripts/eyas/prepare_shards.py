@@ -14,6 +14,7 @@ from pathlib import Path
 
 import orjson
 
+from eyas.differences import differences
 from eyas.errors import EyasError
 from eyas.ledger import EXCERPT, Ledger
 from eyas.prepare_lines import Encoded, Encoders, Turned
@@ -125,8 +126,6 @@ def _made_of(settings: Settings, files: Sequence[Path], tokenizer: str) -> dict:
 
 def _told(shard: Shard, made_of: dict) -> dict:
     """The counts of a shard that is made of what it should be."""
-    from eyas.tally import differences
-
     path, remedy = shard.folder / COUNTS, f"delete {shard.folder} and run again to read that shard anew"
     told = read_json(path, remedy)
     for key, now in made_of.items():

@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import orjson
 
 from eyas import pages
 from eyas.built import built
-from eyas.config import DECIDES_NOTHING, Config
+from eyas.config import Config
+from eyas.differences import differences
 from eyas.generate import COUNTERS
 from eyas.progress import Progress, duration
 from eyas.records import RECORD_FILES, fault_in_prompt, fault_in_tokenized, is_blank, lines_of_part
@@ -99,7 +99,7 @@ def tally(
             if r["state"] != "ok"
         ],
         "underway": _underway(config, state or prepared.with_name("state"), responses),
-        "together": built(config, prepared.parent, command, differences),
+        "together": built(config, prepared.parent, command),
     }
 
 
@@ -116,29 +116,6 @@ def settings_fingerprint(config: Config) -> str:
     """sha256 of every dataset's settings: a tally with another one was made under another configuration."""
     settings = {name: [config.prepare_settings(name), config.generate_settings(name)] for name in config.names()}
     return hashlib.sha256(orjson.dumps(settings, option=orjson.OPT_SORT_KEYS)).hexdigest()
-
-
-def differences(was: Any, now: Any, key: str = "") -> list[str]:
-    """Each key that differs between two settings, as `options.min_score: 1 → 0.9`; dotted where nested."""
-    if key in DECIDES_NOTHING:
-        return []
-    if isinstance(was, dict) and isinstance(now, dict):
-        keys = [*was, *(k for k in now if k not in was)]
-        return [
-            d for k in keys for d in differences(was.get(k, _ABSENT), now.get(k, _ABSENT), f"{key}.{k}" if key else k)
-        ]
-    if isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
-        return [d for k, (a, b) in enumerate(zip(was, now, strict=True)) for d in differences(a, b, f"{key}.{k}")]
-    same = was == now and isinstance(was, bool) == isinstance(now, bool)
-    return [] if same else [f"{key or 'settings'}: {_short(was)} → {_short(now)}"]
-
-
-_ABSENT = object()
-
-
-def _short(value: Any) -> str:
-    text = "absent" if value is _ABSENT else orjson.dumps(value).decode()
-    return text if len(text) <= 80 else f"{text[:60]}…{text[-15:]}"
 
 
 # Pieces → rows

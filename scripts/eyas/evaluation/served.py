@@ -21,7 +21,7 @@ from eyas.config import Evaluation, Generation, Target
 from eyas.errors import EyasError
 from eyas.evaluation.prompts import Asked, in_turns
 from eyas.evaluation.trials import draft_digest
-from eyas.records import write_json
+from eyas.records import read_json, write_json
 from eyas.target.engine import identity_of
 from eyas.target.launch import Drafting
 from eyas.target.sglang import Server, algorithm_of
@@ -83,7 +83,7 @@ class Served:
             for c, prompts in asked.items():
                 path = self._path(drafting, c, prompts)
                 if path.exists():
-                    found[c] = Pass(**orjson.loads(path.read_bytes()))
+                    found[c] = Pass(**read_json(path, f"delete {path}, and run again: it is asked anew"))
                     logging.info("%s, %s at once: asked before: %s", words, c, found[c].rates)
                     continue
                 if server is None:

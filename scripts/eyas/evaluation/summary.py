@@ -16,7 +16,7 @@ from eyas.errors import EyasError
 from eyas.evaluation import ENGINES
 from eyas.evaluation.acceptance import Acceptance, by_dataset, weighed
 from eyas.evaluation.causes import explain
-from eyas.target.launch import ALGORITHM
+from eyas.target.launch import ALGORITHM, Drafting
 
 ENGINES_DIFFER = 0.05  # of an acceptance length, over prompts whose greedy answers agree
 
@@ -41,7 +41,7 @@ def summarize(
     summary: dict = {
         "chain": evaluation.chain,
         "topk": evaluation.topk,
-        "draft_tokens": evaluation.verified_tokens,
+        "draft_tokens": Drafting.of(evaluation).verified,
         "temperature": evaluation.temperature,
         "simulation": {},
         "acceptance_length": {},

@@ -11,9 +11,7 @@ from eyas.target.launch import Drafting
 
 def swept(evaluation: Evaluation, engine: str) -> tuple[list[Drafting], list[Drafting]]:
     """(what is tried, what is left out: trees, which the reference does not draft)."""
-    every = [
-        Drafting(chain, topk, 1 + chain * topk) for topk in evaluation.sweep.topk for chain in evaluation.sweep.chains
-    ]
+    every = [Drafting.whole(chain, topk) for topk in evaluation.sweep.topk for chain in evaluation.sweep.chains]
     tried = [d for d in every if d.topk == 1 or engine == "sglang"]
     if not tried:
         raise EyasError("evaluate.sweep.topk: the reference drafts chains alone: add 1")

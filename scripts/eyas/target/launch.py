@@ -7,7 +7,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from eyas.config import Evaluation, Sglang, Target
@@ -64,7 +64,13 @@ class Drafting:
 
     @classmethod
     def of(cls, evaluation: Evaluation) -> "Drafting":
-        return cls(evaluation.chain, evaluation.topk, evaluation.verified_tokens)
+        whole = cls.whole(evaluation.chain, evaluation.topk)
+        return replace(whole, verified=evaluation.draft_tokens or whole.verified)
+
+    @classmethod
+    def whole(cls, chain: int, topk: int = 1) -> "Drafting":
+        """With every token of the chain or tree verified, and the one before them."""
+        return cls(chain, topk, 1 + chain * topk)
 
     def __str__(self) -> str:
         return f"chains of {self.chain}" if self.topk == 1 else f"trees of {self.chain} × {self.topk}"
