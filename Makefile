@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 SGLANG := .venv-sglang
 SGLANG_CPU := .venv-sglang-cpu
 
-.PHONY: setup demo status test check format bench schema pins sglang sglang-cpu clean
+.PHONY: setup demo status test check format docs bench schema pins sglang sglang-cpu clean
 
 setup: $(READY)
 
@@ -60,13 +60,20 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/snakefmt Snakefile rules
 
+# The documentation, in site/: open site/index.html (for its search: python -m http.server -d site). A link that leads
+# nowhere is an error.
+docs: $(READY)
+	$(BIN)/python -m mkdocs build --strict
+
 # Ratios against what the libraries alone can do; nothing else should run meanwhile.
 bench: $(READY)
 	$(BIN)/python benchmarks/run.py
 
-# config/schema.json, for editors; a test fails when it is old.
+# What is generated from the configuration's models: config/schema.json, for editors, and the page of its keys; a test
+# fails when one is old.
 schema: $(READY)
 	$(BIN)/python scripts/write_schema.py config/schema.json
+	$(BIN)/python scripts/write_config_reference.py docs/configuration.md
 
 # Resolve envs/*.in anew.
 pins:
@@ -96,4 +103,4 @@ $(SGLANG_CPU)/.ready: $(wildcard tests/sglang_cpu/requirements*.txt)
 	touch $@
 
 clean:
-	rm -rf demo-run demo-run-fast demo-run-long .pytest_cache .ruff_cache
+	rm -rf demo-run demo-run-fast demo-run-long site .pytest_cache .ruff_cache
