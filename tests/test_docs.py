@@ -4,12 +4,16 @@ import ast
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 
 from conftest import ROOT
 from eyas.config import schema
+from eyas.eagle3.model import DraftConfig
+from eyas.states import Sample, ShardWriter
 from write_config_reference import reference
 
 PAGES = sorted(ROOT.glob("docs/*.md"))
@@ -49,6 +53,20 @@ def test_what_a_page_names_exists(page):
 )
 def test_what_does_not_exist_is_found(text):
     assert len(list(missing(text))) == 1
+
+
+def test_every_tensor_and_field_of_shards_and_drafts_is_explained(tmp_path):
+    samples = [Sample("a", "A", np.zeros(2, np.int32), np.ones(2, np.uint8))]
+    config = DraftConfig(*(8,) * 5, vocab_size=9, draft_vocab_size=8, max_position_embeddings=64, aux_layers=(2, 3, 4))
+    config = replace(config, target_hidden_size=4, fc_norm=True)
+    shard = ShardWriter(tmp_path / "s", samples, 8, {}, encoding="fp8").layout
+    fields = {*config.to_json()} - {"eagle_config"} | {
+        f"eagle_config.{key}" for key in config.to_json()["eagle_config"]
+    }
+    weights = [*replace(config, fc_norm=False).weight_shapes(), "fc_norm.0.weight", "d2t", "t2d"]
+    for page, names in (("formats", [*shard.tensors, *shard.metadata]), ("eagle3", [*fields, *weights])):
+        text = (ROOT / f"docs/{page}.md").read_text()
+        assert [name for name in names if f"`{name}`" not in text] == []
 
 
 def test_the_site_builds_and_asks_no_other_host(tmp_path):
