@@ -501,8 +501,10 @@ def train_steps(args, watch: Watch) -> dict:
     import torch
     from draft_work import EQUAL, REAL, SMOLLM2, Work, step_flop
 
+    from eyas.compute import keep_freed_memory
     from eyas.eagle3.supervision import Objective
 
+    keep_freed_memory()
     torch.set_num_threads(args.threads)
     dtype, steps = getattr(torch, args.dtype), 1 if args.quick else 4
     work = Work(SMOLLM2, Objective(steps=args.steps), dtype)

@@ -98,10 +98,12 @@ def work(args, settings: dict) -> int:
     os.environ.setdefault("GOMP_SPINCOUNT", "30000")  # see generate_responses.py
     import torch
 
+    from eyas.compute import keep_freed_memory
     from eyas.eagle3.train import Folders, train
     from eyas.eagle3.trainer import Stopped
     from eyas.window import Starved
 
+    keep_freed_memory()
     if args.threads:
         torch.set_num_threads(args.threads)
     at = Folders(args.states, args.corpus, args.vocabulary, args.head, args.tokenizer, args.state, args.output_dir)

@@ -79,7 +79,7 @@ def test_speedup_is_acceptance_over_cost_and_the_break_even_is_the_cost(folder):
     assert summary["speedup"]["walk"]["1"] == pytest.approx(1.7 / 1.4, abs=1e-4)
     # One draft: 1.5 tokens for 1.3 plain steps; two: 1.7 for 1.4.
     assert summary["best_chain"]["walk"]["1"] == {"drafts": 2, "speedup": pytest.approx(1.7 / 1.4, abs=1e-4)}
-    assert summary["simulation"]["walk"] == {"simulated": 1.75, "measured": 1.7}, "of B1, which both know"
+    assert summary["simulation"]["walk"] == {"simulated": 1.75, "measured": 1.7, "error": None}, "of B1, which both know"
     assert set(summary["by_dataset"]["walk"]) == {"B1", "B2"} and summary["findings"] == []
     assert summary["verdict"]["faster"] and "1.21 times the speed" in summary["verdict"]["sentence"]
 
@@ -105,12 +105,22 @@ def test_what_is_in_the_way_is_said(folder, accepted, scale, said):
 
 
 def test_a_gap_to_what_the_training_simulated_is_a_finding(folder):
-    (finding,) = summary_of(folder, trial("a", [80, 15, 5]))["findings"]
+    (finding,) = summary_of(folder, trial("a", [80, 15, 5]), trial("b", [79, 16, 5]))["findings"]
     assert finding["kind"] == "gap" and "the training simulated 1.75" in finding["text"]
-    texts = trial("b", [80, 15, 5], "A1")  # its samples are not this target's words: no simulation tells of its answers
-    assert "simulated 2.70" in summary_of(folder, texts)["findings"][0]["text"]
-    told = summarize(Evaluation(chain=2), {"walk": [texts]}, folder, tokenized=["A1"])
+    # Samples that are not this target's words: no simulation tells of its answers.
+    texts = [trial("b", [80, 15, 5], "A1"), trial("c", [79, 16, 5], "A1")]
+    assert "simulated 2.70" in summary_of(folder, *texts)["findings"][0]["text"]
+    told = summarize(Evaluation(chain=2), {"walk": texts}, folder, tokenized=["A1"])
     assert told["findings"] == [] and told["simulation"]["walk"] is None
+
+
+def test_a_gap_that_a_few_prompts_cannot_tell_from_chance_is_none(folder):
+    """1.40 on average, but from 1.1 to 1.7 by prompt: ± 0.35."""
+    few = summary_of(folder, trial("a", [90, 10, 0]), trial("b", [50, 30, 20]), trial("c", [70, 20, 10]))
+    assert few["findings"] == [] and few["simulation"]["walk"]["error"] == pytest.approx(0.17, abs=0.01)
+    many = [trial(str(k), x) for k in range(10) for x in ([90, 10, 0], [50, 30, 20], [70, 20, 10])]
+    assert [f["kind"] for f in summary_of(folder, *many)["findings"]] == ["gap"]
+    assert summary_of(folder, trial("a", [80, 15, 5]))["findings"] == [], "one prompt has no spread"
 
 
 def test_engines_that_accept_differently_on_equal_answers_are_a_finding(folder):
@@ -230,7 +240,7 @@ def test_prompts_are_held_out_samples_up_to_their_first_trained_token(tmp_path):
 
 
 def test_the_page_tells_the_verdict_and_the_findings(folder, tmp_path):
-    summary = summary_of(folder, trial("a", [80, 15, 5], "B<1>"), trial("b", [80, 15, 5]))
+    summary = summary_of(folder, trial("a", [80, 15, 5], "B<1>"), trial("b", [80, 15, 5]), trial("c", [79, 16, 5]))
     path = tmp_path / "summary.json"
     path.write_text(json.dumps({**summary, "settings": {"evaluate": {"chain": 2}}}))
     page = describe_evaluation(path)

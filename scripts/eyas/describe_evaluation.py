@@ -133,15 +133,19 @@ def _engines(summary: dict) -> Html:
 
 def _simulation(summary: dict) -> Html:
     rows = [
-        [ENGINES[engine], f"{own['simulated']:.2f}", f"{own['measured']:.2f}"]
+        [
+            ENGINES[engine],
+            f"{own['simulated']:.2f}",
+            f"{own['measured']:.2f}" + ("" if own["error"] is None else f" ± {2 * own['error']:.2f}"),
+        ]
         for engine, own in summary["simulation"].items()
         if own
     ]
     if not rows:
         return Html("")
     note = (
-        "Of the datasets that the target answered, both weighed alike. The simulation looks at all positions; serving "
-        "walks on from its own hits, and some 12 % of the gain are lost."
+        "Of the datasets that the target answered, both weighed alike; ± two standard errors over prompts. The "
+        "simulation looks at all positions, serving walks on from its own hits and gains less."
     )
     heads = ["engine", "simulated by the training", "measured"]
     return pages.section("Against the training", pages.table(heads, rows, numeric={1, 2}), note=note)

@@ -143,11 +143,11 @@ class _Teacher:
 
 def _kl(logits: Tensor, p: Tensor, q: Tensor, gradient: bool):
     """−Σ p log q = log Σ exp z − Σ p·z, since Σ p = 1; gradient q − p.  KL without the target's constant entropy."""
-    dot = torch.bmm(q, p[:, :, None]).squeeze(-1)  # [c, steps]
+    dot = torch.bmm(p[:, None], q.mT).squeeze(1)  # [c, steps]
     guess, log_sum = _softmax(q)
     loss = log_sum - dot
     if gradient:
-        torch.sub(q, p[:, None], out=logits)
+        logits.copy_(q.sub_(p[:, None]))
     return loss, guess, torch.zeros_like(loss)
 
 

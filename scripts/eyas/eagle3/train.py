@@ -1,5 +1,6 @@
 """From hidden_states/, draft_vocab/ and target/ to draft/: one process's part, alone or beside others (torchrun)."""
 
+import hashlib
 import logging
 import shutil
 from collections.abc import Callable
@@ -69,7 +70,7 @@ def train(settings: dict, at: Folders, alive: Callable[[], None] | None = None) 
         description = target_config(at.tokenizer, Path(target.model))
         draft = open_draft(model, training, description, head, shards, at.vocabulary)
         check_start(shards, draft, objective)
-        state = at.state / (window.key if window else run_key(settings, draft, shards))
+        state = at.state / (window.key if window else run_key(settings, draft, shards, head))
         verified = training.verify_at_start and window is None
         if world.rank == 0:
             state.mkdir(parents=True, exist_ok=True)
@@ -94,13 +95,22 @@ def train(settings: dict, at: Folders, alive: Callable[[], None] | None = None) 
         world.wait()
 
 
-def run_key(settings: dict, draft: Draft, shards: Shards) -> str:
-    """Names a run by all that decides what comes of it."""
+def run_key(settings: dict, draft: Draft, shards: Shards, head: Head) -> str:
+    """Names a run by all that decides what comes of it; the states by their samples' checksums."""
     deciding = {k: v for k, v in settings["train"].items() if k not in DECIDES_NO_TRAINING}
-    contents = [shard.metadata["content"] for shard in shards.shards]
+    contents = [
+        [shard.metadata["content"], hashlib.blake2b(shard.arrays["digests"].tobytes()).hexdigest(), head.metadata]
+        for shard in shards.shards
+    ]
     warm_start = settings["draft"]["warm_start"]
     part = [settings["part"]] if "part" in settings else []
     return fingerprint(deciding, draft.config.to_json(), warm_start, contents, draft.d2t.tolist(), *part)
+
+
+def published_judgement(lines: list[dict], best: dict | None) -> dict | None:
+    """Of the draft that is published, on held-out samples; None where it was never judged."""
+    judged = [line for line in lines if line["kind"] == "heldout" and (best is None or line["step"] == best["step"])]
+    return judged[-1] if judged else None
 
 
 def shard_files(folder: Path, count: int) -> list[Path]:
@@ -153,7 +163,7 @@ def publish(draft, state: Path, out: Path, settings: dict, position: dict, read:
             "best": position["best"],
             "tokens_per_s": round(float(np.median([t["tokens_per_s"] for t in trained])), 1) if trained else None,
             "data_wait": round(float(np.median([t["data_wait"] for t in trained])), 4) if trained else None,
-            "heldout": next((line for line in reversed(lines) if line["kind"] == "heldout"), None),
+            "heldout": published_judgement(lines, position["best"]),
             "settings": settings,
         },
     )

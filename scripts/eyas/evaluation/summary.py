@@ -5,6 +5,7 @@
 A step is one pass of the target. So R is the acceptance length at which the draft begins to pay (break-even).
 """
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +66,7 @@ def summarize(
         of_all = weighed(heldout, population or {})
         if of_all.length is None:
             raise EyasError(f"evaluation/{engine}.jsonl: no answer has a second token: raise evaluate.max_new_tokens")
-        simulation = compared(dict(by_dataset(heldout)), known)
+        simulation = compared(heldout, known)
         algorithm = lines[0].get("algorithm")  # what a draft accepts by luck under another is no result
         if of_all.length < evaluation.min_acceptance or algorithm not in (None, ALGORITHM):
             raise EyasError(explain(draft, engine, of_all.length, evaluation.min_acceptance, simulation, algorithm))
@@ -160,18 +161,25 @@ def simulated_lengths(metrics: Path, chain: int) -> dict[str, float]:
     return {name: 1 + sum(own["joint"][:chain]) for name, own in best["datasets"].items() if own["supervised"]}
 
 
-def compared(measured: dict[str, Acceptance], simulated: dict[str, float]) -> dict | None:
-    """{"simulated", "measured"}: acceptance lengths over the datasets that have both; None when there are none.
+def compared(trials: list[dict], simulated: dict[str, float]) -> dict | None:
+    """{"simulated", "measured", "error"}: acceptance lengths over the datasets that have both; None without any.
 
-    A length is a mean over verifications, so the simulated ones are weighed by those that were measured.
+    A length is a mean over verifications, so the simulated ones are weighed by those that were measured. error: the
+    standard error of the measured one, a ratio of sums over prompts (Cochran, Sampling Techniques, 6.4), since the
+    verifications of one prompt are not independent; None for a single prompt.
     """
-    shared = [name for name, own in measured.items() if name in simulated and own.verifications]
-    if not shared:
+    shared = [t for t in trials if t["dataset"] in simulated]
+    counts = [(t["dataset"], Acceptance.of([t])) for t in shared]
+    counts = [(name, own.verifications, own.tokens) for name, own in counts if own.verifications]
+    if not counts:
         return None
-    steps = sum(measured[name].verifications for name in shared)
+    steps, tokens = (sum(column) for column in list(zip(*counts, strict=True))[1:])
+    length, n = tokens / steps, len(counts)
+    spread = sum((own - length * verified) ** 2 for _, verified, own in counts)
     return {
-        "simulated": round(sum(simulated[name] * measured[name].verifications for name in shared) / steps, 4),
-        "measured": round(sum(measured[name].tokens for name in shared) / steps, 4),
+        "simulated": round(sum(simulated[name] * verified for name, verified, _ in counts) / steps, 4),
+        "measured": round(length, 4),
+        "error": round(math.sqrt(spread * n / (n - 1)) / steps, 4) if n > 1 else None,
     }
 
 
@@ -218,16 +226,17 @@ def disagreement(engine: str, found: dict) -> list[dict]:
 def findings(engine: str, simulation: dict | None, lossless: dict, evaluation: Evaluation) -> list[dict]:
     """[{"kind", "text"}]: what does not fit together."""
     found = []
-    if simulation and simulation["simulated"] > 1.1:
-        lost = 1 - (simulation["measured"] - 1) / (simulation["simulated"] - 1)
-        if lost > evaluation.max_gap:
+    if simulation and simulation["simulated"] > 1.1 and simulation["error"] is not None:
+        gain, error = simulation["simulated"] - 1, simulation["error"]
+        lost = 1 - (simulation["measured"] - 1) / gain
+        if lost - 2 * error / gain > evaluation.max_gap:  # what few prompts cannot tell from chance is none
             found.append(
                 {
                     "kind": "gap",
-                    "text": f"{ENGINES[engine]}: acceptance length {simulation['measured']:.2f}, while the training "
-                    f"simulated {simulation['simulated']:.2f} on held-out samples of the same datasets: {lost:.0%} of "
-                    f"the gain is lost (evaluate.max_gap {evaluation.max_gap:.0%}; about 12% are usual). Suspect what "
-                    "differs between the two: the order of the layers, states before or after the norm, the "
+                    "text": f"{ENGINES[engine]}: acceptance length {simulation['measured']:.2f} ± {2 * error:.2f}, "
+                    f"while the training simulated {simulation['simulated']:.2f} on held-out samples of the same "
+                    f"datasets: {lost:.0%} of the gain is lost (evaluate.max_gap {evaluation.max_gap:.0%}). Suspect "
+                    "what differs between the two: the order of the layers, states before or after the norm, the "
                     "vocabulary's map, the chat template.",
                 }
             )
@@ -284,7 +293,7 @@ def verdict(summary: dict, measured: dict[str, dict[int, tuple[Acceptance, Cost]
         "engine": engine,
         "concurrency": at,
         "speedup": speedup,
-        "acceptance_length": summary["acceptance_length"][engine],
+        "acceptance_length": round(length, 4),
         "sentence": words,
     }
 
