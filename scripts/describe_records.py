@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 from eyas.chat import keep_torch_out
-from eyas.describe import describe
+from eyas.describe_records import describe
 from eyas.errors import run_command
 from eyas.records import whole_file
 

@@ -18,10 +18,10 @@ from eyas.capture import capture_shard, lengths_of, samples_of, shared_out
 from eyas.compute import fast_dtype
 from eyas.config import Generation, load
 from eyas.corpus import build_corpus
-from eyas.encoding import as_bytes, decode
 from eyas.errors import EyasError
 from eyas.layers import Shape, layers_of
 from eyas.states import DISAGREES, Sample, Shard, ShardWriter, bytes_per_token
+from eyas.states_encoding import as_bytes, decode
 from eyas.target.capture_hook import CaptureHook
 from eyas.target.embedded import Embedded
 from eyas.target.engine import Refusal, Request

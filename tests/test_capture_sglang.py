@@ -9,9 +9,9 @@ from conftest import ROOT, SMOLLM2_GGUF
 from eyas.capture import capture_shard
 from eyas.config import Sglang, Target, load
 from eyas.corpus import build_corpus
-from eyas.encoding import decode
 from eyas.layers import Shape, layers_of
 from eyas.states import Shard
+from eyas.states_encoding import decode
 from eyas.target.embedded import Embedded
 from eyas.target.head import Head, extract_head
 from eyas.target.launch import Capturing, open_engine

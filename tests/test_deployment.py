@@ -13,7 +13,7 @@ import yaml  # noqa: E402
 from conftest import ROOT  # noqa: E402
 from eyas.config import load  # noqa: E402
 from eyas.deployment import deploy, launch_script  # noqa: E402
-from eyas.eagle3.checkpoint import check_export  # noqa: E402
+from eyas.eagle3.export import check_export  # noqa: E402
 from eyas.errors import EyasError  # noqa: E402
 from eyas.evaluation.prompts import heldout_prompts, write_prompts  # noqa: E402
 from eyas.evaluation.summary import summarize  # noqa: E402

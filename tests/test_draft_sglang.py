@@ -19,7 +19,7 @@ from eyas.capture import capture_shard
 from eyas.config import Evaluation, Generation, Sglang, Target, load
 from eyas.corpus import build_corpus
 from eyas.deployment import CHECK
-from eyas.eagle3.checkpoint import check_export
+from eyas.eagle3.export import check_export
 from eyas.eagle3.products import rms_norm
 from eyas.eagle3.propose import Proposer
 from eyas.eagle3.train import Folders, train

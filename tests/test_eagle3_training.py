@@ -15,18 +15,18 @@ from safetensors.torch import load_file, save_file
 
 from conftest import ROOT
 from eyas.config import Training, load
-from eyas.eagle3.checkpoint import check_export
 from eyas.eagle3.data import Reader, Shards
+from eyas.eagle3.export import check_export
 from eyas.eagle3.metrics import read_metrics
 from eyas.eagle3.optimizers import Muon, orthogonal
 from eyas.eagle3.supervision import Objective
 from eyas.eagle3.train import Folders, train
 from eyas.eagle3.trainer import Trainer
 from eyas.eagle3.world import World
-from eyas.encoding import as_bytes, encode
 from eyas.errors import EyasError
 from eyas.records import write_json
 from eyas.states import CAPTURED, NOT_FINITE, Sample, ShardWriter, shard_path
+from eyas.states_encoding import as_bytes, encode
 from eyas.target.keeper import free_port
 from eyas.vocabulary import maps_of
 from stand_in_hub import StandInHub

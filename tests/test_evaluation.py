@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 
 from eyas.config import Evaluation  # noqa: E402
 from eyas.describe_evaluation import describe_evaluation, describe_scaling, describe_sweep  # noqa: E402
-from eyas.eagle3.checkpoint import export  # noqa: E402
+from eyas.eagle3.export import export  # noqa: E402
 from eyas.errors import EyasError  # noqa: E402
 from eyas.evaluation.acceptance import Acceptance  # noqa: E402
 from eyas.evaluation.prompts import choose_prompts, heldout_prompts, read_prompts, write_prompts  # noqa: E402
@@ -79,7 +79,9 @@ def test_speedup_is_acceptance_over_cost_and_the_break_even_is_the_cost(folder):
     assert summary["speedup"]["walk"]["1"] == pytest.approx(1.7 / 1.4, abs=1e-4)
     # One draft: 1.5 tokens for 1.3 plain steps; two: 1.7 for 1.4.
     assert summary["best_chain"]["walk"]["1"] == {"drafts": 2, "speedup": pytest.approx(1.7 / 1.4, abs=1e-4)}
-    assert summary["simulation"]["walk"] == {"simulated": 1.75, "measured": 1.7, "error": None}, "of B1, which both know"
+    assert summary["simulation"]["walk"] == {"simulated": 1.75, "measured": 1.7, "error": None}, (
+        "of B1, which both know"
+    )
     assert set(summary["by_dataset"]["walk"]) == {"B1", "B2"} and summary["findings"] == []
     assert summary["verdict"]["faster"] and "1.21 times the speed" in summary["verdict"]["sentence"]
 

@@ -7,7 +7,7 @@ import pytest
 
 from eyas import pages
 from eyas.config import parse
-from eyas.describe import describe, windows
+from eyas.describe_records import describe, windows
 from eyas.errors import EyasError
 from eyas.records import content_id
 

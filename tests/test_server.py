@@ -16,7 +16,7 @@ import pytest
 from conftest import ROOT, SNAKEMAKE
 from eyas.errors import EyasError
 from eyas.gpus import hold, lease
-from eyas.target.server import WarmServer
+from eyas.target.warm_server import WarmServer
 from fake_server import answer, ask, probe
 from waiting import until
 
@@ -25,7 +25,7 @@ FAKE = ROOT / "tests/fake_server.py"
 CLIENT = """
 import json, logging, sys
 from pathlib import Path
-from eyas.target.server import WarmServer
+from eyas.target.warm_server import WarmServer
 from fake_server import probe
 settings = json.loads(sys.argv[1])
 logging.basicConfig(level=logging.INFO)

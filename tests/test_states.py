@@ -5,7 +5,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from eyas.encoding import as_bytes, decode, encode
 from eyas.errors import EyasError
 from eyas.states import (
     CAPTURED,
@@ -18,6 +17,7 @@ from eyas.states import (
     bytes_per_token,
     captured_of,
 )
+from eyas.states_encoding import as_bytes, decode, encode
 
 H = 8
 METADATA = {"target": "t", "layers": "2,4,6"}

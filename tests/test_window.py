@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from conftest import ROOT
 from eyas.capture import capture_shard
-from eyas.eagle3.checkpoint import check_export
+from eyas.eagle3.export import check_export
 from eyas.eagle3.metrics import read_metrics
 from eyas.states import shard_path
 from eyas.vocabulary import maps_of

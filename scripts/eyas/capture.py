@@ -17,7 +17,6 @@ import torch
 from eyas.agreement import POSITIONS, Judge, positions_of
 from eyas.config import Capture, Target
 from eyas.corpus import corpus_metadata
-from eyas.encoding import decode
 from eyas.errors import EyasError
 from eyas.plan import LAYERS, SPARE, free_bytes, size, what_fits
 from eyas.progress import Progress
@@ -33,6 +32,7 @@ from eyas.states import (
     bytes_per_token,
     shard_path,
 )
+from eyas.states_encoding import decode
 from eyas.target.engine import CaptureRequest, Engine, Refusal, identity_of
 from eyas.target.head import Head
 

@@ -235,7 +235,7 @@ class Capture(Strict):
         default_factory=dict, description="Flags of the capturing server that differ from target.sglang.flags."
     )
     dtype: Literal["bf16", "fp8"] = Field(
-        "bf16", description="`fp8`: half the disk, each number off by up to 1/16 (see eyas/encoding.py)."
+        "bf16", description="`fp8`: half the disk, each number off by up to 1/16 (see eyas/states_encoding.py)."
     )
     min_agreement: float = Field(
         0.8, ge=0, le=1, description="Least share of greedy answers' tokens that lm_head must propose from the states."

@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from eyas.config import Deployment, Evaluation, Target
-from eyas.eagle3.checkpoint import CONFIG, WEIGHTS, check_export
+from eyas.eagle3.export import CONFIG, WEIGHTS, check_export
 from eyas.errors import EyasError
 from eyas.evaluation import ENGINES
 from eyas.evaluation.prompts import in_turns, read_prompts

@@ -9,7 +9,7 @@
     digests    uint8 [samples, 16]   XXH3-128 of all that is here of the sample
 
 In fp8, aux and last are e4m3, and aux_scale (fp32 [tokens, 3]) and last_scale (fp32 [tokens, 1]) hold what each state
-of each token is multiplied by (see encoding.py).
+of each token is multiplied by (see states_encoding.py).
 
 Sizes are known before the first state is: the file is laid out at once, rows are written where they belong by whoever
 has them (this process, or the server), and a sample is finished once it was read back and found sound. So memory does

@@ -15,12 +15,12 @@ from pathlib import Path
 import orjson
 
 from eyas import pages
-from eyas.built import built
 from eyas.config import Config
 from eyas.differences import differences
 from eyas.generate import COUNTERS
 from eyas.progress import Progress, duration
 from eyas.records import RECORD_FILES, fault_in_prompt, fault_in_tokenized, is_blank, lines_of_part
+from eyas.tally_built import built
 from eyas.workers import Workers
 
 TOKENIZED, AWAITING, ANSWERED, ANSWERS = "tokenized", "awaiting inference", "answered", "answers"

@@ -8,7 +8,7 @@ attention.py    attention over the steps: blocks of queries on any device, flex_
 loss.py         the losses and their gradients, chunk by chunk: no [tokens, vocabulary] tensor
 ttt.py          training_time_test: all of it together
 propose.py      the draft as it serves: token after token, with a cache of its own
-checkpoint.py   export, its check, and loading, in the form that SGLang's LlamaForCausalLMEagle3 reads
+export.py       the draft's files, their check, and loading, in the form that SGLang's LlamaForCausalLMEagle3 reads
 data.py         shards → packed batches, read ahead
 start.py        what a training starts from, fitted together and checked
 optimizers.py   AdamW, Muon, their schedule

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from eyas.eagle3.supervision import Batch
-from eyas.encoding import decode
 from eyas.errors import EyasError
 from eyas.progress import Progress
 from eyas.states import CAPTURED, Shard
+from eyas.states_encoding import decode
 
 SAME = ("target", "tokenizer", "layers", "layers_convention", "last")  # metadata that all shards of a run share
 AHEAD = 3  # batches that are read before they are needed

@@ -9,14 +9,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from eyas.config import DraftModel, Training
-from eyas.eagle3.checkpoint import CONFIG, WEIGHTS, load_draft
 from eyas.eagle3.data import Shards
+from eyas.eagle3.export import CONFIG, WEIGHTS, load_draft
 from eyas.eagle3.model import ARCHITECTURE, Draft, DraftConfig, aux_scale
 from eyas.eagle3.supervision import SUPERVISION, Objective
-from eyas.encoding import decode
 from eyas.errors import EyasError
 from eyas.hub import model_file
 from eyas.layers import architecture_of, sglang_ids
+from eyas.states_encoding import decode
 from eyas.target.head import Head
 
 SCALED_BY = 1 << 16  # tokens that the size of the aux states is taken from

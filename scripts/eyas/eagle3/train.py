@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from eyas.config import DECIDES_NO_TRAINING, Capture, DraftModel, Target, Training
-from eyas.eagle3.checkpoint import check_export, export
 from eyas.eagle3.data import Shards
+from eyas.eagle3.export import check_export, export
 from eyas.eagle3.metrics import FILE as METRICS
 from eyas.eagle3.metrics import read_metrics
 from eyas.eagle3.model import Draft

@@ -28,8 +28,8 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from eyas.config import Training
-from eyas.eagle3.checkpoint import export
 from eyas.eagle3.data import Pack, Reader, Shards, on_device
+from eyas.eagle3.export import export
 from eyas.eagle3.metrics import Metrics
 from eyas.eagle3.model import Draft
 from eyas.eagle3.optimizers import optimizers_of, schedule, set_rates

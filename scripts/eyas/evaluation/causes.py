@@ -5,7 +5,7 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from eyas.eagle3.checkpoint import CONFIG, WEIGHTS, faults, load_config
+from eyas.eagle3.export import CONFIG, WEIGHTS, faults, load_config
 from eyas.errors import EyasError
 
 

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 import orjson
 
 from eyas.config import Evaluation
-from eyas.eagle3.checkpoint import CONFIG, WEIGHTS, check_export, load_config
+from eyas.eagle3.export import CONFIG, WEIGHTS, check_export, load_config
 from eyas.errors import EyasError
 from eyas.evaluation.prompts import Asked
 from eyas.layers import Shape, layers_of_ids

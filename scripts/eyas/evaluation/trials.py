@@ -14,7 +14,7 @@ import orjson
 import xxhash
 
 from eyas.config import Target
-from eyas.eagle3.checkpoint import CONFIG, WEIGHTS
+from eyas.eagle3.export import CONFIG, WEIGHTS
 from eyas.errors import EyasError
 from eyas.evaluation.prompts import Asked
 from eyas.journal import Journal

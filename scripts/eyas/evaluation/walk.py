@@ -16,7 +16,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from eyas.config import Evaluation, Generation
-from eyas.eagle3.checkpoint import check_export, load_draft
+from eyas.eagle3.export import check_export, load_draft
 from eyas.eagle3.propose import Proposer
 from eyas.evaluation.prompts import Asked
 from eyas.layers import architecture_of, layers_of_ids

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch
 
-from eyas.encoding import as_bytes, encode
 from eyas.states import Slot
+from eyas.states_encoding import as_bytes, encode
 
 QUEUE = 64  # pieces that wait to be written; then the model waits
 logger = logging.getLogger(__name__)

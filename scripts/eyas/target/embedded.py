@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from transformers import AttentionInterface
 
 from eyas.config import Generation
-from eyas.encoding import as_bytes, encode
 from eyas.errors import EyasError
+from eyas.states_encoding import as_bytes, encode
 from eyas.target.engine import Answer, Captured, CaptureRequest, Refusal, Request, seed_of
 from eyas.target.weights import load_model
 

@@ -1,6 +1,6 @@
 """The keeper of a warm server: a process of its own that starts the server, watches it, and ends it.
 
-eyas.target.server starts it; nobody types it. Who lives, and what makes them end:
+eyas.target.warm_server starts it; nobody types it. Who lives, and what makes them end:
 
     client ──► keeper ──► guardian ──► server ──► its children
 

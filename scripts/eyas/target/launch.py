@@ -153,8 +153,8 @@ def _with_flags(target: Target, flags: dict) -> Target:
 
 
 def _warm_server(target: Target, folder: Path):
-    from eyas.target.server import WarmServer
     from eyas.target.sglang import probe
+    from eyas.target.warm_server import WarmServer
 
     sglang = target.sglang
     return WarmServer(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from eyas.eagle3.checkpoint import check_export, export, load_draft, probe_logits
+from eyas.eagle3.export import check_export, export, load_draft, probe_logits
 from eyas.errors import EyasError
 from test_eagle3_ttt import config, make_draft
 

@@ -6,10 +6,10 @@ import orjson
 import pytest
 
 from conftest import ROOT
-from eyas.built import built
 from eyas.config import load
 from eyas.records import write_json
 from eyas.states import shard_path
+from eyas.tally_built import built
 from eyas.target.engine import identity_of
 from test_eagle3_training import write_shard
 
