@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 SGLANG := .venv-sglang
 SGLANG_CPU := .venv-sglang-cpu
 
-.PHONY: setup demo status test check format docs bench schema pins sglang sglang-cpu clean
+.PHONY: setup demo status report test check format docs bench schema pins sglang sglang-cpu clean
 
 setup: $(READY)
 
@@ -43,6 +43,10 @@ demo: $(READY)
 # Where the run in this folder stands; it may be asked at any time.
 status: $(READY)
 	$(BIN)/python scripts/status.py
+
+# The report from what is there so far, which also says what is not; `snakemake --report` needs a run that is through.
+report: $(READY)
+	$(BIN)/python scripts/describe_run.py --whole --out report.html
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup tests

@@ -82,6 +82,7 @@ rule all:
         "reports/corpus.html",
         "reports/training.html",
         "reports/tally.html",
+        "reports/run.html",
 
 
 rule prepared:

@@ -48,7 +48,7 @@ rule capture_states:
         "../envs/workflow.yaml"
     threads: CONFIG.resources.capture_threads
     resources:
-        gpu=TARGET_GPUS,
+        gpu=CONFIG.target_gpus,
         mem_mb=CONFIG.resources.capture_mem_mb,
     params:
         settings=capture_settings,

@@ -56,14 +56,10 @@ SWEEP = ["evaluation/sweep.json", "reports/sweep.html"]
 SCALING = ["scaling/summary.json", "reports/scaling.html"]
 DEPLOYMENT = [f"deploy/{name}" for name in ("draft/model.safetensors", "launch_server.sh", "check")]
 
-# What the target's engine needs: converted weights (no file when the engine loads them itself), GPUs for its server.
+# What the target's engine needs: converted weights; no file when the engine loads them itself.
 TARGET_MODEL = [f"{CONFIG.target.model}/manifest.json"] if CONFIG.target.weights is not None else []
-SERVED = SERVED_BY_SGLANG and CONFIG.target.sglang.url is None
-TARGET_GPUS = CONFIG.target.sglang.all_gpus if SERVED else 0
-# With a window the training captures, too: side by side or in turns, as the host allows; the leases see to it.
-TRAIN_GPUS = max(CONFIG.train.gpus, 0 if CONFIG.capture.window is None else TARGET_GPUS)
 # Of more nodes than one, train_draft.py asks for the tasks itself: to the Slurm plugin such a job is an MPI job.
-TRAIN_DEVICES = {"gpu": TRAIN_GPUS * CONFIG.train.nodes}
+TRAIN_DEVICES = {"gpu": CONFIG.train_gpus * CONFIG.train.nodes}
 if CONFIG.train.nodes > 1:
     TRAIN_DEVICES |= {"nodes": CONFIG.train.nodes, "tasks": CONFIG.train.nodes, "mpi": "srun"}
 

@@ -76,7 +76,7 @@ rule evaluate_sglang:
     conda:
         "../envs/workflow.yaml"
     resources:
-        gpu=TARGET_GPUS,
+        gpu=CONFIG.target_gpus,
         mem_mb=CONFIG.resources.generate_mem_mb,
     params:
         settings=evaluate_settings,
@@ -127,7 +127,7 @@ rule sweep_evaluation:
         "../envs/workflow.yaml"
     threads: CONFIG.resources.generate_threads if SERVED_BY_SGLANG else CONFIG.resources.evaluate_threads
     resources:
-        gpu=TARGET_GPUS,
+        gpu=CONFIG.target_gpus,
         mem_mb=CONFIG.resources.generate_mem_mb if SERVED_BY_SGLANG else CONFIG.resources.evaluate_mem_mb,
     params:
         settings=evaluate_settings,

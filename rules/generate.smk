@@ -45,7 +45,7 @@ rule generate_responses:
         "../envs/workflow.yaml"
     threads: CONFIG.resources.generate_threads
     resources:
-        gpu=TARGET_GPUS,
+        gpu=CONFIG.target_gpus,
         mem_mb=CONFIG.resources.generate_mem_mb,
     params:
         settings=generate_settings,

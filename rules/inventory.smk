@@ -16,7 +16,7 @@ rule describe_prepared:
         report(
             "reports/prepared/{dataset}.html",
             caption="report/prepared.rst",
-            category="Prepared",
+            category="3 Prepared",
             labels={"dataset": "{dataset}"},
         ),
     log:
@@ -43,7 +43,7 @@ use rule describe_prepared as describe_responses with:
         report(
             "reports/responses/{dataset}.html",
             caption="report/responses.rst",
-            category="Responses",
+            category="4 Answers",
             labels={"dataset": "{dataset}"},
         ),
     log:
@@ -60,7 +60,7 @@ rule describe_corpus:
         vocabulary="draft_vocab/coverage.json",
         states=[path.replace(".safetensors", ".json") for path in STATES],
     output:
-        report("reports/corpus.html", caption="report/corpus.rst", category="Corpus"),
+        report("reports/corpus.html", caption="report/corpus.rst", category="5 Corpus"),
     log:
         "logs/describe_corpus.log",
     benchmark:
@@ -79,7 +79,7 @@ rule describe_training:
         metrics="draft/metrics.jsonl",
         summary="draft/training.json",
     output:
-        report("reports/training.html", caption="report/training.rst", category="Training"),
+        report("reports/training.html", caption="report/training.rst", category="6 Training"),
     log:
         "logs/describe_training.log",
     benchmark:
@@ -97,7 +97,7 @@ rule describe_evaluation:
         remade_when_blank("reports/evaluation.html"),
         summary="evaluation/summary.json",
     output:
-        report("reports/evaluation.html", caption="report/evaluation.rst", category="Evaluation"),
+        report("reports/evaluation.html", caption="report/evaluation.rst", category="7 Evaluation"),
     log:
         "logs/describe_evaluation.log",
     benchmark:
@@ -113,7 +113,7 @@ use rule describe_evaluation as describe_sweep with:
         remade_when_blank("reports/sweep.html"),
         summary="evaluation/sweep.json",
     output:
-        report("reports/sweep.html", caption="report/sweep.rst", category="Evaluation"),
+        report("reports/sweep.html", caption="report/sweep.rst", category="7 Evaluation"),
     log:
         "logs/describe_sweep.log",
     benchmark:
@@ -125,11 +125,37 @@ use rule describe_evaluation as describe_scaling with:
         remade_when_blank("reports/scaling.html"),
         summary="scaling/summary.json",
     output:
-        report("reports/scaling.html", caption="report/scaling.rst", category="Evaluation"),
+        report("reports/scaling.html", caption="report/scaling.rst", category="7 Evaluation"),
     log:
         "logs/describe_scaling.log",
     benchmark:
         "benchmarks/describe_scaling.tsv"
+
+
+rule describe_run:
+    """The report's first page: the whole run, from data to speedup, and what it cost."""
+    input:
+        remade_when_blank("reports/run.html"),
+        expand("prepared/{dataset}/stats.json", dataset=DATASETS),
+        expand("responses/{dataset}/stats.json", dataset=PROMPT_DATASETS),
+        CORPUS,
+        VOCABULARY,
+        STATES,
+        DRAFT,
+        "evaluation/summary.json",
+        DEPLOYMENT,
+    output:
+        report("reports/run.html", caption="report/run.rst", category="1 The run"),
+    log:
+        "logs/describe_run.log",
+    benchmark:
+        "benchmarks/describe_run.tsv"
+    conda:
+        "../envs/workflow.yaml"
+    params:
+        config=whole_config,
+    shell:
+        "python $SCRIPTS/describe_run.py --config {params.config:q} --out {output:q} &> {log:q}"
 
 
 rule tally_records:
@@ -142,7 +168,7 @@ rule tally_records:
         expand("responses/{dataset}/stats.json", dataset=PROMPT_DATASETS),
     output:
         json="reports/tally.json",
-        html=report("reports/tally.html", caption="report/tally.rst", category="Inventory"),
+        html=report("reports/tally.html", caption="report/tally.rst", category="2 Inventory"),
     log:
         "logs/tally_records.log",
     benchmark:

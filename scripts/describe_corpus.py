@@ -21,9 +21,9 @@ def main(argv=None) -> int:
     parser.add_argument("--states", type=Path, nargs="*", default=[], help="<shard>.json of captured shards")
     parser.add_argument("--out", type=Path, required=True, help="the page")
     args = parser.parse_args(argv)
-    text = describe_corpus(args.corpus, args.vocabulary, args.states)
+    page = describe_corpus(args.corpus, args.vocabulary, args.states)
     with whole_file(args.out) as file:
-        file.write(text.encode())
+        file.write(page.html().encode())
     return 0
 
 

@@ -21,7 +21,7 @@ def main(argv=None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="the page")
     args = parser.parse_args(argv)
     with whole_file(args.out) as file:
-        file.write(PAGES[args.page or args.out.stem](args.summary).encode())
+        file.write(PAGES[args.page or args.out.stem](args.summary).html().encode())
     return 0
 
 

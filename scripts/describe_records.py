@@ -26,9 +26,9 @@ def main(argv=None) -> int:
     )
     args = parser.parse_args(argv)
     keep_torch_out()
-    text = describe(args.records_dir, args.tokenizer, args.settings)
+    page = describe(args.records_dir, args.tokenizer, args.settings)
     with whole_file(args.out) as file:
-        file.write(text.encode())
+        file.write(page.html().encode())
     return 0
 
 

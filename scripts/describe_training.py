@@ -24,7 +24,7 @@ def main(argv=None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="the page")
     args = parser.parse_args(argv)
     with whole_file(args.out) as file:
-        file.write(describe_training(args.metrics, args.summary).encode())
+        file.write(describe_training(args.metrics, args.summary).html().encode())
     return 0
 
 

@@ -14,7 +14,7 @@ from eyas.config import load, parse
 from eyas.errors import run_command
 from eyas.progress import log_to_stderr
 from eyas.records import whole_file, write_json
-from eyas.tally import as_html, as_text, tally
+from eyas.tally import as_page, as_text, tally
 
 
 def main(argv=None) -> int:
@@ -46,7 +46,7 @@ def main(argv=None) -> int:
         write_json(args.json, result)
     if args.html:
         with whole_file(args.html) as file:
-            file.write(as_html(result).encode())
+            file.write(as_page(result).html().encode())
     print(as_text(result), end="")
     return 1 if args.strict and result["problems"] else 0
 

@@ -1,6 +1,7 @@
 """What many tests share: the repository, two tokenizers, a loaded chat for each."""
 
 import os
+import shutil
 import signal
 import sys
 from importlib.util import find_spec
@@ -58,6 +59,31 @@ def kimi(kimi_folder):
         trust_remote_code=True,
         expected_tokens={t: base + tiny_kimi.OFFSETS[t] for t in ("<|im_end|>", "<think>")},
     )
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory, smollm2_folder):
+    """Three small datasets and a benchmark set, run to the end once."""
+    from workflow_copy import DATASETS, make_workflow
+
+    root = tmp_path_factory.mktemp("finished")
+    workflow = make_workflow(root, DATASETS, smollm2_folder, idle_s=2, flags={"answered": "answered.txt"})
+    workflow.run("all")
+    return workflow
+
+
+@pytest.fixture
+def workflow(finished, tmp_path):
+    """A finished run to do something to; its manifests point to the copy."""
+    from workflow_copy import Workflow
+
+    root = tmp_path / "workflow"
+    shutil.copytree(finished.root, root, symlinks=True)
+    for path in root.glob("work/sources/*/manifest.json"):
+        times = path.stat()
+        path.write_text(path.read_text().replace(str(finished.root), str(root)))
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    return Workflow(root)
 
 
 def pretend_gpus(monkeypatch, count, leases):

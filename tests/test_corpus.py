@@ -457,7 +457,7 @@ def test_the_page_shows_samples_coverage_and_states(corpus, tmp_path):
         paths[k].parent.mkdir(parents=True, exist_ok=True)
         metadata = {"target": "t", "layers": "2,4,6", "dtype": "bf16", "shard": f"{k} of 2"}
         paths[k].write_bytes(orjson.dumps({**shard, "shard": k, "metadata": metadata}))
-    text = describe_corpus(corpus / "stats.json", tmp_path / "vocab/coverage.json", paths)
+    text = describe_corpus(corpus / "stats.json", tmp_path / "vocab/coverage.json", paths).html()
     stats = json.loads((corpus / "stats.json").read_bytes())
     assert f"{stats['train']['tokens']:,}" in text and "<polyline" in text and "layers 2,4,6" in text
     assert "85.0\xa0%" in text, "of both kinds of answers"

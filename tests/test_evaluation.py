@@ -245,22 +245,22 @@ def test_the_page_tells_the_verdict_and_the_findings(folder, tmp_path):
     summary = summary_of(folder, trial("a", [80, 15, 5], "B<1>"), trial("b", [80, 15, 5]), trial("c", [79, 16, 5]))
     path = tmp_path / "summary.json"
     path.write_text(json.dumps({**summary, "settings": {"evaluate": {"chain": 2}}}))
-    page = describe_evaluation(path)
+    page = describe_evaluation(path).html()
     assert summary["verdict"]["sentence"].split(":")[0] in page and "the training simulated 1.75" in page
     assert "B&lt;1&gt;" in page and "<svg" in page and "break-even" not in page
     lines = [{**trial(str(c), [10, 6, 4], scale=1 + c / 10), "concurrency": c} for c in (1, 4)]
     several = summarize(Evaluation(chain=2), {"sglang": lines}, folder)
     path.write_text(json.dumps({**several, "settings": {"evaluate": {"chain": 2}}}))
-    assert "break-even" in describe_evaluation(path) and set(several["cost_ratio"]["sglang"]) == {"1", "4"}
+    assert "break-even" in describe_evaluation(path).html() and set(several["cost_ratio"]["sglang"]) == {"1", "4"}
     judged = [{**line, "id": f"e{k}", "dataset": "E2_gsm8k", "benchmark": True} for k, line in enumerate(lines)]
     beside = summarize(Evaluation(chain=2), {"sglang": [*lines, *judged]}, folder)
     for target, shown in (("Kimi-K2.5", True), ("another", False)):
         path.write_text(json.dumps({**beside, "settings": {"evaluate": {"chain": 2}, "target": {"name": target}}}))
-        assert ("lightseekorg/kimi-k2.5-eagle3" in describe_evaluation(path)) == shown
+        assert ("lightseekorg/kimi-k2.5-eagle3" in describe_evaluation(path).html()) == shown
     speed = {"requests": 8, "tokens_per_s": 1234.5, "tokens_per_s_of_a_request": 99.25, "first_token_s": 0.0312}
     served = summarize(Evaluation(chain=2), {"sglang": lines}, folder, {"4": {"with": speed, "without": speed}})
     path.write_text(json.dumps({**served, "settings": {"evaluate": {"chain": 2}}}))
-    assert "1,234.5" in describe_evaluation(path) and "0.031" in describe_evaluation(path)
+    assert "1,234.5" in describe_evaluation(path).html() and "0.031" in describe_evaluation(path).html()
     shutil.copyfile(folder / "config.json", path)
     with pytest.raises(EyasError, match="summary.json: cannot be read"):
         describe_evaluation(path)
@@ -312,7 +312,7 @@ def test_a_sweep_names_the_fastest(folder, tmp_path):
     assert "Those of the configuration make 1.11 times" in found["sentence"]
     path = tmp_path / "sweep.json"
     path.write_text(json.dumps(found))
-    assert "trees of 2 × 4" in describe_sweep(path) and "<svg" in describe_sweep(path)
+    assert "trees of 2 × 4" in describe_sweep(path).html() and "<svg" in describe_sweep(path).html()
     with pytest.raises(EyasError, match=r"evaluate\.sweep\.topk: the reference drafts chains alone"):
         swept(Evaluation(sweep={"topk": [4]}), "walk")
 
@@ -335,7 +335,7 @@ def test_what_more_data_would_bring(tmp_path):
     assert found["next"] == {"tokens": 16000, "acceptance_length": pytest.approx(1.5, abs=0.03)}
     path = tmp_path / "summary.json"
     path.write_text(json.dumps(found))
-    assert "More data helps." in describe_scaling(path) and "<svg" in describe_scaling(path)
+    assert "More data helps." in describe_scaling(path).html() and "<svg" in describe_scaling(path).html()
     flat = fit_scaling([part(1000 * 2**k, 0.4, seed=k) for k in range(4)])
     assert flat["interval"][0] < 0 < flat["interval"][1] and "cannot be told" in flat["sentence"]
 

@@ -28,7 +28,7 @@ def prepared(tmp_path):
 def answer(root, name, seconds=50.0):
     write_json(
         root / f"responses/{name}/stats.json",
-        {"kept": 10, "tokens": 1500, "trainable_tokens": 500, "seconds": seconds},
+        {"kept": 10, "tokens": 1500, "trainable_tokens": 500, "asked_tokens": 500, "seconds": seconds},
     )
 
 

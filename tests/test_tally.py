@@ -12,7 +12,7 @@ from eyas import tally as tally_module
 from eyas.config import parse
 from eyas.differences import differences
 from eyas.records import content_id
-from eyas.tally import as_html, as_text, settings_fingerprint, tally
+from eyas.tally import as_page, as_text, settings_fingerprint, tally
 
 SOURCE = {"folder": "x", "files": ["*.jsonl"]}
 CONFIG = {
@@ -160,8 +160,8 @@ def test_text_and_page_show_rows_sums_and_problems(prepared):
     assert [line.split() for line in text.splitlines() if "A1" in line] == [["A1", "ok", "4", "12", "8"]]
     assert ["total", "1", "of", "2", "ok", "5", "22", "8"] in [line.split() for line in text.splitlines()]
     assert "snakemake --force prepared/B1/prompts.jsonl" in text
-    html = as_html(result)
-    assert "<script" not in html
+    html = as_page(result).html()
+    assert html.count("<script") == 1
     assert "snakemake --force prepared/B1/prompts.jsonl" in html
 
 
@@ -204,4 +204,4 @@ def test_what_is_being_answered_is_told(prepared, tmp_path):
     path.write_bytes(orjson.dumps(counters))
     result = tally(parse(CONFIG), prepared, tmp_path / "responses", tmp_path / "state")
     told = "2 of 3, 1 set aside, 12 tokens/s, 1 min 5 s left (at 2026-11-30T06:44:07+0000)"
-    assert f"  B1: {told}" in as_text(result) and told in as_html(result)
+    assert f"  B1: {told}" in as_text(result) and told in as_page(result).html()

@@ -16,31 +16,9 @@ import yaml
 from conftest import ROOT, SNAKEMAKE
 from eyas.config import load
 from eyas.status import status
-from workflow_copy import Workflow, make_workflow
+from workflow_copy import DATASETS, make_workflow
 
-DATASETS = ("A2_kimik25", "B3_magicoder", "B5_openthoughts", "E3_humaneval")
 PROMPTS = "prepared/B5_openthoughts/prompts.jsonl"
-
-
-@pytest.fixture(scope="session")
-def finished(tmp_path_factory, smollm2_folder):
-    """Three small datasets and a benchmark set, run to the end once."""
-    root = tmp_path_factory.mktemp("finished")
-    workflow = make_workflow(root, DATASETS, smollm2_folder, idle_s=2, flags={"answered": "answered.txt"})
-    workflow.run("all")
-    return workflow
-
-
-@pytest.fixture
-def workflow(finished, tmp_path):
-    """A finished run to do something to; its manifests point to the copy."""
-    root = tmp_path / "workflow"
-    shutil.copytree(finished.root, root, symlinks=True)
-    for path in root.glob("work/sources/*/manifest.json"):
-        times = path.stat()
-        path.write_text(path.read_text().replace(str(finished.root), str(root)))
-        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    return Workflow(root)
 
 
 def test_a_finished_run_has_every_file_log_and_benchmark_and_nothing_to_do(workflow):
@@ -295,13 +273,6 @@ def test_the_inventory_page_is_remade_when_settings_change(workflow):
     workflow.run("all")
     assert "stale" in (workflow.work / "reports/tally.html").read_text()
     assert "Nothing to be done" in workflow.run("all")
-
-
-def test_the_report_holds_pages_and_runs_from_the_command_as_typed(workflow):
-    workflow.run("--report", "report.html")
-    report = (workflow.work / "report.html").read_text()
-    for name in (*(f"{d}.html" for d in DATASETS), "tally.html"):
-        assert name in report
 
 
 def test_an_eleventh_dataset_is_one_module_and_one_entry(workflow):

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from conftest import HUB, ROOT, SNAKEMAKE
 from fake_server import CODE_BITS
 
+DATASETS = ("A2_kimik25", "B3_magicoder", "B5_openthoughts", "E3_humaneval")  # of the fixture `workflow`
 PARTS = ("Snakefile", "rules", "scripts", "config", "profiles", "envs")
 
 

@@ -521,6 +521,16 @@ class Config(Strict):
         first = "sglang" if self.target.engine == "sglang" else "walk"
         return list(dict.fromkeys([first, *self.evaluate.witnesses]))
 
+    @property
+    def target_gpus(self) -> int:
+        """GPUs of a job that asks the target: those of its server, when eyas starts one."""
+        return self.target.sglang.all_gpus if self.target.engine == "sglang" and self.target.sglang.url is None else 0
+
+    @property
+    def train_gpus(self) -> int:
+        """GPUs of a training on each node. With a window it captures, too, side by side or in turns (the leases)."""
+        return max(self.train.gpus, 0 if self.capture.window is None else self.target_gpus)
+
     def prepare_settings(self, name: str) -> dict:
         """Everything that decides what `prepared/<name>/` holds, as plain JSON.
 

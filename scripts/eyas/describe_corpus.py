@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from eyas import pages
+from eyas import charts, pages
 from eyas.errors import EyasError
-from eyas.pages import Html
+from eyas.pages import Html, Page
 from eyas.records import read_json
 
 
-def describe_corpus(corpus: Path, vocabulary: Path, states: list[Path]) -> str:
+def describe_corpus(corpus: Path, vocabulary: Path, states: list[Path]) -> Page:
     """corpus: stats.json; vocabulary: coverage.json; states: the statistics of each captured shard, maybe none."""
     stats, coverage = read_json(corpus), read_json(vocabulary)
     shards = [read_json(path) for path in states]
@@ -75,12 +75,12 @@ def _entered(stats: dict) -> Html:
     note = f"{stats['rows_read']:,} records read = {sum_of}. {stats['cut']:,} were cut at {limit:,} tokens."
     reasons = [[reason, count] for reason, count in stats["reasons"].items()]
     table = pages.table(["reason", "records"], reasons) if reasons else ""
-    return pages.section("Where each record went", pages.stacked_bar(parts), table, note=note)
+    return pages.section("Where each record went", charts.stacked_bar(parts), table, note=note)
 
 
 def _lengths(stats: dict) -> Html:
     histogram = stats["train"]["length_histogram"]
-    picture = pages.length_histogram_svg(histogram["edges"], histogram["counts"], stats["settings"]["max_tokens"])
+    picture = charts.length_histogram_svg(histogram["edges"], histogram["counts"], stats["settings"]["max_tokens"])
     return pages.section("Length in tokens, training samples", picture)
 
 
@@ -98,7 +98,7 @@ def _coverage(coverage: dict) -> Html:
     if coverage["warm_start"]:
         note += f" They are those of {coverage['warm_start']}."
     axes = "size of the draft vocabulary (tokens)", "trainable tokens covered (%)"
-    picture = pages.line_chart_svg(lines, *axes, logarithmic=True)
+    picture = charts.line_chart_svg(lines, *axes, logarithmic=True)
     table = pages.table(["size", *splits], rows, numeric={0, 1, 2})
     return pages.section("Coverage of the draft vocabulary", picture, table, note=note)
 

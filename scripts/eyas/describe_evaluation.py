@@ -5,10 +5,10 @@ from pathlib import Path
 
 import orjson
 
-from eyas import pages
+from eyas import charts, pages
 from eyas.errors import EyasError
 from eyas.evaluation import ENGINES
-from eyas.pages import Html
+from eyas.pages import Html, Page
 from eyas.records import read_json
 
 # What public drafts report of benchmark sets, with chains of 3: target, draft, benchmark's name without its number.
@@ -20,7 +20,7 @@ PUBLIC = {
 }
 
 
-def describe_evaluation(path: Path) -> str:
+def describe_evaluation(path: Path) -> Page:
     """path: evaluation/summary.json."""
     summary = read_json(path)
     if "verdict" not in summary:
@@ -45,7 +45,7 @@ def describe_evaluation(path: Path) -> str:
     )
 
 
-def describe_sweep(path: Path) -> str:
+def describe_sweep(path: Path) -> Page:
     """path: evaluation/sweep.json."""
     sweep = read_json(path)
     heads = ["chain", "branches (topk)", "verified at once", "acceptance length", "cost of a step", "speedup"]
@@ -67,7 +67,7 @@ def describe_sweep(path: Path) -> str:
         pages.section("Verdict", pages.tag("p", sweep["sentence"])),
         pages.section(
             "Speedup by length of the chain",
-            pages.line_chart_svg(lines, "tokens ahead (chain)", "speed over that without a draft"),
+            charts.line_chart_svg(lines, "tokens ahead (chain)", "speed over that without a draft"),
         ),
         pages.section("What was tried", pages.table(heads, rows, numeric=set(range(len(heads))))),
         pages.notice(f"Not tried, since the reference drafts chains alone: {', '.join(left_out)}.") if left_out else "",
@@ -75,7 +75,7 @@ def describe_sweep(path: Path) -> str:
     )
 
 
-def describe_scaling(path: Path) -> str:
+def describe_scaling(path: Path) -> Page:
     """path: scaling/summary.json."""
     scaling = read_json(path)
     heads = ["samples", "tokens", "steps", "acceptance length", "by the fit"]
@@ -96,7 +96,7 @@ def describe_scaling(path: Path) -> str:
         "Would more data help?",
         pages.section("Verdict", pages.tag("p", scaling["sentence"])),
         pages.section(
-            "Acceptance length by tokens", pages.line_chart_svg(lines, "log₂ of the tokens", "acceptance length")
+            "Acceptance length by tokens", charts.line_chart_svg(lines, "log₂ of the tokens", "acceptance length")
         ),
         pages.section("Drafts", pages.table(heads, rows, numeric=set(range(len(heads)))), note=note),
         subtitle="Drafts trained on parts of the corpus",
@@ -161,7 +161,7 @@ def _concurrency(summary: dict) -> Html:
         return Html("")
     ends = sorted({c for line in lines.values() for c, _ in line})
     lines["break-even"] = [(ends[0], 1.0), (ends[-1], 1.0)]
-    picture = pages.line_chart_svg(lines, "answers at once", "speed over that without a draft")
+    picture = charts.line_chart_svg(lines, "answers at once", "speed over that without a draft")
     return pages.section("Speedup by concurrency", picture)
 
 
@@ -170,7 +170,7 @@ def _positions(summary: dict) -> Html:
         ENGINES[engine]: [(k, 100 * rate) for k, rate in enumerate(rates, start=1)]
         for engine, rates in summary["accepted_by_position"].items()
     }
-    picture = pages.line_chart_svg(lines, "position in the chain", "verifications that accept it (%)")
+    picture = charts.line_chart_svg(lines, "position in the chain", "verifications that accept it (%)")
     return pages.section("Accepted by position", picture)
 
 

@@ -1,16 +1,15 @@
 """One page about one dataset of prepared/: where every row went, how long the records are, and what they look like."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from eyas import pages
+from eyas import charts, pages
 from eyas.chat import Chat, chat_of
 from eyas.differences import differences
 from eyas.errors import EyasError
-from eyas.pages import Html, join, tag
+from eyas.pages import Html, Page, join, tag
 from eyas.records import RECORD_FILES, fault_in_prompt, fault_in_tokenized
 from eyas.tally import CLASSES
 
@@ -25,7 +24,7 @@ STATS_USED = [
 ]
 
 
-def describe(folder: Path, tokenizer: Path | None, settings: dict | None = None) -> str:
+def describe(folder: Path, tokenizer: Path | None, settings: dict | None = None) -> Page:
     """The page for prepared/<ds>. tokenizer: folder of the target's tokenizer, read for token records only.
 
     settings: today's (config.Config.prepare_settings); how they differ from those of the records is said.
@@ -88,7 +87,7 @@ def _rows_read(stats: dict) -> Html:
     ]
     sum_of = " + ".join(f"{count:,} {label}" for label, count, _ in parts)
     return pages.section(
-        "Where each row went", pages.stacked_bar(parts), note=f"{stats['rows_read']:,} rows read = {sum_of}"
+        "Where each row went", charts.stacked_bar(parts), note=f"{stats['rows_read']:,} rows read = {sum_of}"
     )
 
 
@@ -98,7 +97,7 @@ def _lengths(stats: dict) -> Html:
     histogram, limit = stats["length_histogram"], stats["settings"].get("max_tokens")
     return pages.section(
         "Length in tokens",
-        pages.length_histogram_svg(histogram["edges"], histogram["counts"], limit),
+        charts.length_histogram_svg(histogram["edges"], histogram["counts"], limit),
         pages.table(heads, [list(quantiles.values())]) if quantiles else "",
         note=f"Longer than {limit:,} tokens counts as too_long; nothing is cut." if limit else "",
     )
@@ -167,19 +166,10 @@ def _sources(stats: dict) -> Html:
 
 def _settings(stats: dict) -> Html:
     shown = {k: v for k, v in stats["settings"].items() if k not in ("sources", "dataset")}
-    rows = [[key, tag("code", value)] for key, value in _flat(shown)]
+    rows = [[key, tag("code", value)] for key, value in pages.flat(shown)]
     rows.append(["tokenizer (digest)", tag("code", stats["tokenizer"])])
     rows.append(["vocabulary", stats["vocabulary"]])
     return pages.section("Settings it was made with", pages.table(["key", "value"], rows, numeric=set()))
-
-
-def _flat(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """(dotted key, value as JSON) of what is set; nulls below the first level say nothing."""
-    if isinstance(value, dict):
-        for k, v in value.items():
-            yield from _flat(v, f"{key}.{k}" if key else k)
-    elif value is not None or "." not in key:
-        yield key, orjson.dumps(value).decode()
 
 
 # Examples

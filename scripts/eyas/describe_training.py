@@ -4,15 +4,15 @@ from pathlib import Path
 
 import orjson
 
-from eyas import pages
+from eyas import charts, pages
 from eyas.eagle3.metrics import read_metrics
-from eyas.pages import Html
+from eyas.pages import Html, Page
 from eyas.records import read_json
 
 POINTS = 200  # of a curve; more are averaged
 
 
-def describe_training(metrics: Path, summary: Path) -> str:
+def describe_training(metrics: Path, summary: Path) -> Page:
     """metrics: metrics.jsonl; summary: training.json."""
     lines = read_metrics(metrics)
     training = read_json(summary)
@@ -50,13 +50,13 @@ def _acceptance(trained: list[dict], heldout: list[dict]) -> Html:
         "the target gives for free is counted. Simulated over all positions; serving walks on from its own hits, and "
         "is some 10 % below."
     )
-    picture = pages.line_chart_svg(_filled(lines), "optimizer step", "tokens for each step of the target")
+    picture = charts.line_chart_svg(_filled(lines), "optimizer step", "tokens for each step of the target")
     return pages.section("Simulated acceptance length", picture, note=note)
 
 
 def _losses(trained: list[dict], heldout: list[dict]) -> Html:
     lines = {"training": curve(trained, "loss"), "held out": curve(heldout, "loss")}
-    picture = pages.line_chart_svg(_filled(lines), "optimizer step", "weighted sum of losses (nats)")
+    picture = charts.line_chart_svg(_filled(lines), "optimizer step", "weighted sum of losses (nats)")
     return pages.section("Loss", picture)
 
 
@@ -66,7 +66,7 @@ def _accuracies(heldout: list[dict]) -> Html:
     steps = len(heldout[0]["accuracy"])
     lines = {f"step {i + 1}": [(x["step"], 100 * x["accuracy"][i]) for x in heldout] for i in range(steps)}
     note = "How often the draft's first choice is the target's, at each step ahead."
-    picture = pages.line_chart_svg(lines, "optimizer step", "held-out accuracy (%)")
+    picture = charts.line_chart_svg(lines, "optimizer step", "held-out accuracy (%)")
     return pages.section("Accuracy by step", picture, note=note)
 
 
@@ -91,13 +91,13 @@ def _datasets(heldout: list[dict]) -> Html:
 def _speed(trained: list[dict]) -> Html:
     if not trained:
         return Html("")
-    speed = pages.line_chart_svg({"tokens": curve(trained, "tokens_per_s")}, "optimizer step", "tokens a second")
-    rates = pages.line_chart_svg(
+    speed = charts.line_chart_svg({"tokens": curve(trained, "tokens_per_s")}, "optimizer step", "tokens a second")
+    rates = charts.line_chart_svg(
         {"share": [(x, 100 * y) for x, y in curve(trained, "lr_share")]},
         "optimizer step",
         "learning rate (% of its peak)",
     )
-    norms = pages.line_chart_svg({"norm": curve(trained, "gradient_norm")}, "optimizer step", "norm of the gradient")
+    norms = charts.line_chart_svg({"norm": curve(trained, "gradient_norm")}, "optimizer step", "norm of the gradient")
     memory = max(line["memory_gb"] for line in trained)
     return pages.section("Speed and rates", speed, rates, norms, note=f"Peak memory of a process: {memory:.1f} GB.")
 

@@ -85,6 +85,7 @@ class Asking:
     ids: list[str] = field(default_factory=list)  # of all prompts, in order
     failed: dict[str, str] = field(default_factory=dict)  # id → why; not in the journal: a rerun asks again
     inputs: dict[str, list[int]] = field(default_factory=dict)  # of what is in flight
+    tokens: int = 0  # that were answered here, not before
 
     def run(self, open_engine: Callable[[], AbstractContextManager[Engine]]) -> None:
         self.ids = [prompt["id"] for prompt in self._prompts()]
@@ -97,12 +98,12 @@ class Asking:
                 self._ask(engine, known)
 
     def _ask(self, engine: Engine, known: int) -> None:
-        done, tokens, told = known, 0, 0.0
+        done, told = known, 0.0
         progress = Progress(self.dataset, "answers")
         for result in engine.generate(self._requests(), self.sampling):
             input_ids = self.inputs.pop(result.id)
             if isinstance(result, Answer):
-                tokens += len(result.output_ids)
+                self.tokens += len(result.output_ids)
                 self.journal.append(
                     {
                         "id": result.id,
@@ -119,16 +120,16 @@ class Asking:
                 self.journal.append({"id": result.id, "reason": result.reason, "detail": result.detail})
             done += 1
             seconds = time.monotonic() - progress.start
-            note = f"{tokens / max(seconds, 1e-9):,.0f} tokens/s, {len(self.ids) - done:,} left"
+            note = f"{self.tokens / max(seconds, 1e-9):,.0f} tokens/s, {len(self.ids) - done:,} left"
             # The share of this run: what was answered before says nothing about the time left.
             progress.update(done - known, (done - known) / max(1, len(self.ids) - known), note)
             if time.monotonic() - told > COUNTERS_EVERY_S:
                 told = time.monotonic()
-                self._tell(done, known, tokens, seconds)
-        self._tell(len(self.ids), known, tokens, time.monotonic() - progress.start)
+                self._tell(done, known, seconds)
+        self._tell(len(self.ids), known, time.monotonic() - progress.start)
         progress.close()
 
-    def _tell(self, done: int, known: int, tokens: int, seconds: float) -> None:
+    def _tell(self, done: int, known: int, seconds: float) -> None:
         """Live counters, for the report and for people."""
         rate, left = (done - known) / max(seconds, 1e-9), len(self.ids) - done
         counters = {
@@ -136,8 +137,8 @@ class Asking:
             "done": done,
             "left": left,
             "failed": len(self.failed),
-            "answer_tokens": tokens,
-            "tokens_per_s": round(tokens / max(seconds, 1e-9), 1),
+            "answer_tokens": self.tokens,
+            "tokens_per_s": round(self.tokens / max(seconds, 1e-9), 1),
             "seconds_left": round(left / rate) if rate else None,
             "updated": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
@@ -181,7 +182,7 @@ class Asking:
 def _publish(settings, sampling, asking: Asking, journal: Journal, chat: Chat, out: Path, identity, seconds) -> dict:
     dataset = settings["dataset"]
     ledger, lengths, finished = Ledger(), [], {"stop": 0, "length": 0}
-    trainable = 0
+    answers: list[int] = []  # their lengths
     with ExitStack() as files:
         records = files.enter_context(whole_file(out / RECORD_FILES["tokenized_data"]))
         write_stats = files.enter_context(whole_file(out / "stats.json"))
@@ -199,7 +200,7 @@ def _publish(settings, sampling, asking: Asking, journal: Journal, chat: Chat, o
             records.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
             finished[item["finish_reason"]] += 1
             lengths.append(len(record["input_ids"]))
-            trainable += len(item["output_ids"])
+            answers.append(len(item["output_ids"]))
         for key, row in rows.items():
             where = {"file": asking.prompts.name, "row": row, "id": key}
             ledger.reject("failed", where, asking.failed.get(key, "no answer came"))
@@ -215,8 +216,10 @@ def _publish(settings, sampling, asking: Asking, journal: Journal, chat: Chat, o
             "filters": sorted(ledger.filters),
             "rejects_listed": ledger.listed,
             "finished": finished,
-            "trainable_tokens": trainable,
+            "trainable_tokens": sum(answers),
             **length_statistics(lengths),
+            "answers": length_statistics(answers),
+            "asked_tokens": asking.tokens,  # in these seconds
             "files": [asking.prompts.name],
             "tokenizer": chat.fingerprint,
             "vocabulary": chat.vocabulary,

@@ -170,8 +170,9 @@ def _answer_rate(config: Config, root: Path) -> float | None:
     """Tokens a second of one job."""
     known = []
     for name in config.names("prompts"):
-        if stats := _json(root / f"responses/{name}/stats.json"):
-            known.append((stats["trainable_tokens"], stats["seconds"]))
+        stats = _json(root / f"responses/{name}/stats.json")
+        if stats.get("asked_tokens"):
+            known.append((stats["asked_tokens"], stats["seconds"]))
         elif live := _json(root / "state/generate_responses" / name / COUNTERS):
             known.append((live["answer_tokens"], live["answer_tokens"] / max(live["tokens_per_s"], 1e-9)))
     return _rate(known)

@@ -367,8 +367,8 @@ def as_text(result: dict) -> str:
     return "\n".join(text) + "\n"
 
 
-def as_html(result: dict) -> str:
-    """The same as a page for the report."""
+def as_page(result: dict) -> pages.Page:
+    """The same for the report."""
     body, total = [], result["total"]
     tiles = [
         ("datasets", total["datasets"]),
