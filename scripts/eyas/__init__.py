@@ -54,7 +54,8 @@ describe_*.py        the report's pages, one module a page
 pages.py             their pieces: tables, bars, curves
 
 Tools
-errors.py            EyasError: one clear line
+commands.py          what the scripts share: how a command ends, and its arguments
+errors.py            EyasError: what ends a command with one clear line
 progress.py          how far a long job is
 workers.py           worker processes, results in order
 hub.py               one file of a model
