@@ -2,9 +2,9 @@
 
 Configuration, and what is made anew
 config.py            every key: what it may hold, which settings decide what a stage makes
-differences.py       which settings changed since a file was made: what makes it stale
+differences.py       which settings changed since a file was made; `fingerprint`, the name of a run
 rebuild.py           what is rebuilt though it exists: the stand-in by which Snakemake learns it
-storage.py           folders that lie on other disks
+storage.py           folders that lie on other disks; a disk that cannot hold what is to come
 
 Data: prepared/
 sources.py           files of the Hub, a folder or a package, downloaded, pinned, checked
