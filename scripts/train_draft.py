@@ -22,7 +22,7 @@ from eyas.commands import add_path, add_settings, add_threads, bound_spinning, l
 from eyas.config import Target, Training, load
 from eyas.errors import EyasError
 from eyas.gpus import lease, slurm_step, visible_gpus
-from eyas.target.keeper import free_port
+from eyas.target.processes import free_port
 from eyas.workers import end_with_parent
 
 STARVED = 75  # exit code of a training that waits for the next shard of a window

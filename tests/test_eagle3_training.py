@@ -27,7 +27,7 @@ from eyas.errors import EyasError
 from eyas.records import write_json
 from eyas.states import CAPTURED, NOT_FINITE, Sample, ShardWriter, shard_path
 from eyas.states_encoding import as_bytes, encode
-from eyas.target.keeper import free_port
+from eyas.target.processes import free_port
 from eyas.vocabulary import maps_of
 from stand_in_hub import StandInHub
 from waiting import until

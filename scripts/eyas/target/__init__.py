@@ -9,6 +9,7 @@ sglang.py        the engine that asks a server over HTTP
 embedded.py      the engine in this process: `engine: transformers`
 warm_server.py   the client's side of a warm server: one for all jobs that need the same target
 keeper.py        the keeper's side: the process itself is started in `guard`, watched, started again, ended
+processes.py     processes and ports of this host: found, marked, ended
 capture_hook.py  inside the server: the states of a prompt, written while it is prefilled
 head.py          embeddings, lm_head and final norm, copied out of the target's weights
 weights.py       a GGUF file → a Hugging Face folder → a model in this process
