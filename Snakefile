@@ -1,6 +1,6 @@
 """eyas: raises EAGLE-3 draft models, from ten datasets to a measured speedup.
 
-What there is to build, stage by stage (later stages join the list):
+What there is to build, stage by stage:
 
     prepared    prepared/<dataset>/prompts.jsonl (B*) or tokenized_data.jsonl (A*)
     generated   responses/<dataset>/tokenized_data.jsonl: the target's answers, token for token

@@ -7,24 +7,18 @@ responses/<dataset>/tokenized_data.jsonl of the others; writes <output-dir>/{tra
 stats.json.
 """
 
-import argparse
-import json
-from pathlib import Path
-
+from eyas.commands import add_path, add_settings, log_to_stderr, parser_of, run_command
 from eyas.config import load
 from eyas.corpus import build_corpus, sources_of
-from eyas.errors import run_command
-from eyas.progress import log_to_stderr
 
 
 def main(argv=None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prepared-dir", type=Path, default=Path("prepared"), help="default: prepared")
-    parser.add_argument("--responses-dir", type=Path, default=Path("responses"), help="default: responses")
-    parser.add_argument("--output-dir", type=Path, default=Path("corpus"), help="default: corpus")
+    parser = parser_of(__doc__)
+    add_path(parser, "--prepared-dir", "prepared")
+    add_path(parser, "--responses-dir", "responses")
+    add_path(parser, "--output-dir", "corpus")
     parser.add_argument("--threads", type=int, default=1, help="processes that parse and sort; default: 1")
-    parser.add_argument("--configfile", type=Path, action="append", help="instead of config/*.yaml; may be repeated")
-    parser.add_argument("--settings", type=json.loads, help="JSON of all settings (Snakemake passes it)")
+    add_settings(parser)
     args = parser.parse_args(argv)
     log_to_stderr()
     settings = args.settings or load(args.configfile).corpus_settings()

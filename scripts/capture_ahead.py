@@ -6,28 +6,25 @@ train_draft.py starts it when the configuration has a window. Ends when the last
 with --fill when the window is full.
 """
 
-import argparse
 import json
 import time
-from pathlib import Path
 
 import capture_states
+from eyas.commands import add_path, add_settings, add_threads, log_to_stderr, parser_of, run_command
 from eyas.config import load
-from eyas.errors import EyasError, run_command
-from eyas.progress import log_to_stderr
+from eyas.errors import EyasError
 from eyas.window import POLL_S, window_of
 
 
 def main(argv=None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--states", type=Path, default=Path("hidden_states"), help="default: hidden_states")
-    parser.add_argument("--corpus", type=Path, default=Path("corpus"), help="default: corpus")
-    parser.add_argument("--vocabulary", type=Path, default=Path("draft_vocab/map.safetensors"))
-    parser.add_argument("--state", type=Path, default=Path("state/train_draft"), help="default: state/train_draft")
+    parser = parser_of(__doc__)
+    add_path(parser, "--states", "hidden_states")
+    add_path(parser, "--corpus", "corpus")
+    add_path(parser, "--vocabulary", "draft_vocab/map.safetensors")
+    add_path(parser, "--state", "state/train_draft")
     parser.add_argument("--fill", action="store_true", help="end when the window is full")
-    parser.add_argument("--threads", type=int, help="of the embedded engine; default: as torch chooses")
-    parser.add_argument("--configfile", type=Path, action="append", help="instead of config/*.yaml; may be repeated")
-    parser.add_argument("--settings", type=json.loads, help="JSON of config.Config.train_settings")
+    add_threads(parser)
+    add_settings(parser)
     args = parser.parse_args(argv)
     log_to_stderr()
     settings = args.settings or load(args.configfile).train_settings()

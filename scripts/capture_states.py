@@ -5,39 +5,34 @@
 Reads corpus/<split>.parquet; writes hidden_states/<split>/<shard>-of-<shards>.safetensors and statistics beside it.
 """
 
-import argparse
-import json
-import os
 from functools import partial
 from pathlib import Path
 
 from eyas.capture import capture_shard
+from eyas.commands import add_path, add_settings, add_threads, bound_spinning, log_to_stderr, parser_of, run_command
 from eyas.config import Capture, Target, load
-from eyas.errors import run_command
 from eyas.layers import Shape, layers_of
-from eyas.progress import log_to_stderr
 from eyas.states import shard_path
 from eyas.target.head import Head
 from eyas.target.launch import Capturing, open_engine
 
 
 def main(argv=None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--split", choices=("train", "heldout"), required=True)
     parser.add_argument(
         "--shard", type=int, required=True, help="from 0 on; how many there are, the configuration says"
     )
-    parser.add_argument("--corpus", type=Path, default=Path("corpus"), help="default: corpus")
-    parser.add_argument("--output-dir", type=Path, default=Path("hidden_states"), help="default: hidden_states")
-    parser.add_argument("--tokenizer", type=Path, default=Path("target/tokenizer"), help="default: target/tokenizer")
-    parser.add_argument("--head", type=Path, default=Path("target/head.safetensors"), help="see fetch_head.py")
-    parser.add_argument("--state", type=Path, default=Path("state"), help="servers and their logs; default: state")
-    parser.add_argument("--threads", type=int, help="of the embedded engine; default: as torch chooses")
-    parser.add_argument("--configfile", type=Path, action="append", help="instead of config/*.yaml; may be repeated")
-    parser.add_argument("--settings", type=json.loads, help="JSON of all settings (Snakemake passes it)")
+    add_path(parser, "--corpus", "corpus")
+    add_path(parser, "--output-dir", "hidden_states")
+    add_path(parser, "--tokenizer", "target/tokenizer")
+    add_path(parser, "--head", "target/head.safetensors", "see fetch_head.py")
+    add_path(parser, "--state", "state", "servers and their logs; default: state")
+    add_threads(parser)
+    add_settings(parser)
     args = parser.parse_args(argv)
     log_to_stderr()
-    os.environ.setdefault("GOMP_SPINCOUNT", "30000")  # see generate_responses.py
+    bound_spinning()
     if args.threads:
         import torch
 

@@ -5,25 +5,19 @@
 Reads corpus/ and prepared/<benchmark>/prompts.jsonl.
 """
 
-import argparse
-import json
-from pathlib import Path
-
 from eyas.chat import chat_of, keep_torch_out
+from eyas.commands import add_out, add_path, add_settings, log_to_stderr, parser_of, run_command
 from eyas.config import Evaluation, load
-from eyas.errors import run_command
 from eyas.evaluation.prompts import choose_prompts, write_prompts
-from eyas.progress import log_to_stderr
 
 
 def main(argv=None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpus", type=Path, default=Path("corpus"), help="default: corpus")
-    parser.add_argument("--prepared-dir", type=Path, default=Path("prepared"), help="default: prepared")
-    parser.add_argument("--tokenizer", type=Path, default=Path("target/tokenizer"), help="default: target/tokenizer")
-    parser.add_argument("--configfile", type=Path, action="append", help="instead of config/*.yaml; may be repeated")
-    parser.add_argument("--settings", type=json.loads, help="JSON of all settings (Snakemake passes it)")
-    parser.add_argument("--out", type=Path, required=True, help="a line for each prompt")
+    parser = parser_of(__doc__)
+    add_path(parser, "--corpus", "corpus")
+    add_path(parser, "--prepared-dir", "prepared")
+    add_path(parser, "--tokenizer", "target/tokenizer")
+    add_settings(parser)
+    add_out(parser, "a line for each prompt")
     args = parser.parse_args(argv)
     log_to_stderr()
     keep_torch_out()

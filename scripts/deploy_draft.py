@@ -3,25 +3,19 @@
 python scripts/deploy_draft.py --output-dir deploy
 """
 
-import argparse
-import json
-from pathlib import Path
-
+from eyas.commands import add_path, add_settings, log_to_stderr, parser_of, run_command
 from eyas.config import load
 from eyas.deployment import deploy
-from eyas.errors import run_command
-from eyas.progress import log_to_stderr
 
 
 def main(argv=None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draft", type=Path, default=Path("draft"), help="default: draft")
-    parser.add_argument("--evaluation", type=Path, default=Path("evaluation"), help="default: evaluation")
-    parser.add_argument("--corpus", type=Path, default=Path("corpus"), help="default: corpus")
-    parser.add_argument("--state", type=Path, default=Path("state"), help="what is known of servers; default: state")
-    parser.add_argument("--output-dir", type=Path, default=Path("deploy"), help="default: deploy")
-    parser.add_argument("--configfile", type=Path, action="append", help="instead of config/*.yaml; may be repeated")
-    parser.add_argument("--settings", type=json.loads, help="JSON of all settings (Snakemake passes it)")
+    parser = parser_of(__doc__)
+    add_path(parser, "--draft", "draft")
+    add_path(parser, "--evaluation", "evaluation")
+    add_path(parser, "--corpus", "corpus")
+    add_path(parser, "--state", "state", "what is known of servers; default: state")
+    add_path(parser, "--output-dir", "deploy")
+    add_settings(parser)
     args = parser.parse_args(argv)
     log_to_stderr()
     settings = args.settings or load(args.configfile).deploy_settings()

@@ -5,21 +5,20 @@
 Reads corpus/stats.json, draft_vocab/coverage.json and the statistics of captured shards.
 """
 
-import argparse
 from pathlib import Path
 
+from eyas.commands import add_out, add_path, parser_of, run_command
 from eyas.describe_corpus import describe_corpus
-from eyas.errors import run_command
 from eyas.records import whole_file
 
 
 def main(argv=None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpus", type=Path, default=Path("corpus/stats.json"), help="default: corpus/stats.json")
+    parser = parser_of(__doc__)
+    add_path(parser, "--corpus", "corpus/stats.json")
     default = Path("draft_vocab/coverage.json")
     parser.add_argument("--vocabulary", type=Path, default=default, help=f"default: {default}")
     parser.add_argument("--states", type=Path, nargs="*", default=[], help="<shard>.json of captured shards")
-    parser.add_argument("--out", type=Path, required=True, help="the page")
+    add_out(parser, "the page")
     args = parser.parse_args(argv)
     page = describe_corpus(args.corpus, args.vocabulary, args.states)
     with whole_file(args.out) as file:

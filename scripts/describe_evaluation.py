@@ -4,21 +4,20 @@ python scripts/describe_evaluation.py --summary evaluation/summary.json --out re
 python scripts/describe_evaluation.py --summary evaluation/sweep.json --out reports/sweep.html
 """
 
-import argparse
 from pathlib import Path
 
+from eyas.commands import add_out, parser_of, run_command
 from eyas.describe_evaluation import describe_evaluation, describe_scaling, describe_sweep
-from eyas.errors import run_command
 from eyas.records import whole_file
 
 PAGES = {"evaluation": describe_evaluation, "sweep": describe_sweep, "scaling": describe_scaling}
 
 
 def main(argv=None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--page", choices=PAGES, help="default: as the page's file is called")
     parser.add_argument("--summary", type=Path, required=True, help="the JSON that it tells about")
-    parser.add_argument("--out", type=Path, required=True, help="the page")
+    add_out(parser, "the page")
     args = parser.parse_args(argv)
     with whole_file(args.out) as file:
         file.write(PAGES[args.page or args.out.stem](args.summary).html().encode())

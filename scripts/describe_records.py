@@ -4,23 +4,22 @@
         --tokenizer target/tokenizer --out reports/prepared/B5_openthoughts.html
 """
 
-import argparse
 import json
 from pathlib import Path
 
 from eyas.chat import keep_torch_out
+from eyas.commands import add_out, add_path, parser_of, run_command
 from eyas.describe_records import describe
-from eyas.errors import run_command
 from eyas.records import whole_file
 
 
 def main(argv=None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--records-dir", type=Path, required=True, help="folder of one dataset, e.g. prepared/B5_openthoughts"
     )
-    parser.add_argument("--tokenizer", type=Path, default=Path("target/tokenizer"), help="default: target/tokenizer")
-    parser.add_argument("--out", type=Path, required=True, help="the page")
+    add_path(parser, "--tokenizer", "target/tokenizer")
+    add_out(parser, "the page")
     parser.add_argument(
         "--settings", type=json.loads, help="JSON of today's settings, to tell whether the records are stale"
     )

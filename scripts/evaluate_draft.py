@@ -8,26 +8,23 @@ state/evaluation/: a run that was killed goes on.
 """
 
 import argparse
-import json
-import os
 from pathlib import Path
 
 import orjson
 
+from eyas.commands import add_out, add_path, add_settings, bound_spinning, log_to_stderr, parser_of, run_command
 from eyas.config import load
-from eyas.errors import run_command
 from eyas.evaluation import ENGINES
 from eyas.evaluation.engines import Places, try_draft
 from eyas.evaluation.prompts import read_prompts
-from eyas.progress import log_to_stderr
 from eyas.records import whole_file, write_json
 
 
 def main(argv=None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--engine", choices=ENGINES, required=True)
     add_places(parser)
-    parser.add_argument("--out", type=Path, required=True, help="a line for each prompt (and concurrency)")
+    add_out(parser, "a line for each prompt (and concurrency)")
     parser.add_argument("--speed", type=Path, help="rates by concurrency, as JSON")
     args = parser.parse_args(argv)
     log_to_stderr()
@@ -43,18 +40,17 @@ def main(argv=None) -> int:
 
 def add_places(parser: argparse.ArgumentParser) -> None:
     """The arguments of a command that tries drafts."""
-    parser.add_argument("--prompts", type=Path, default=Path("evaluation/prompts.jsonl"), help="see choose_prompts.py")
-    parser.add_argument("--draft", type=Path, default=Path("draft"), help="default: draft")
-    parser.add_argument("--head", type=Path, default=Path("target/head.safetensors"), help="see fetch_head.py")
-    parser.add_argument("--tokenizer", type=Path, default=Path("target/tokenizer"), help="default: target/tokenizer")
-    parser.add_argument("--state", type=Path, default=Path("state"), help="journals and servers; default: state")
+    add_path(parser, "--prompts", "evaluation/prompts.jsonl", "see choose_prompts.py")
+    add_path(parser, "--draft", "draft")
+    add_path(parser, "--head", "target/head.safetensors", "see fetch_head.py")
+    add_path(parser, "--tokenizer", "target/tokenizer")
+    add_path(parser, "--state", "state", "journals and servers; default: state")
     parser.add_argument("--threads", type=int, help="of an engine in this process; default: as it chooses")
-    parser.add_argument("--configfile", type=Path, action="append", help="instead of config/*.yaml; may be repeated")
-    parser.add_argument("--settings", type=json.loads, help="JSON of all settings (Snakemake passes it)")
+    add_settings(parser)
 
 
 def places_of(args: argparse.Namespace) -> Places:
-    os.environ.setdefault("GOMP_SPINCOUNT", "30000")  # see generate_responses.py
+    bound_spinning()
     return Places(args.draft, args.head, args.tokenizer, args.state, args.threads)
 
 

@@ -5,25 +5,21 @@
 Only for targets with `target.weights`: others are loaded from where `target.model` says.
 """
 
-import argparse
-import json
 from pathlib import Path
 
-from eyas.config import Target, load
-from eyas.errors import EyasError, run_command
-from eyas.progress import log_to_stderr
+from eyas.commands import add_target, log_to_stderr, parser_of, run_command, target_of
+from eyas.errors import EyasError
 from eyas.records import write_json
 from eyas.sources import fetch, files_of
 from eyas.target.weights import model_from_gguf
 
 
 def main(argv=None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--configfile", type=Path, action="append", help="instead of config/*.yaml; may be repeated")
-    parser.add_argument("--settings", type=json.loads, help="JSON of the config's `target` (Snakemake passes it)")
+    parser = parser_of(__doc__)
+    add_target(parser)
     args = parser.parse_args(argv)
     log_to_stderr()
-    target = Target.model_validate(args.settings) if args.settings else load(args.configfile).target
+    target = target_of(args)
     if target.weights is None:
         raise EyasError(f"target.weights is null: {target.model} is loaded as it is, and nothing is to be converted")
     folder = Path(target.model)

@@ -6,17 +6,15 @@ An interrupted fetch goes on where it stopped, at the commit at which it began. 
 repositories; HF_ENDPOINT and HF_HUB_OFFLINE mean what they mean for huggingface_hub.
 """
 
-import argparse
 import json
 import logging
-from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
 from eyas import config
+from eyas.commands import add_configfile, add_path, log_to_stderr, parser_of, run_command
 from eyas.config import Source
-from eyas.errors import EyasError, run_command
-from eyas.progress import log_to_stderr
+from eyas.errors import EyasError
 from eyas.sources import fetch, write_manifest
 
 
@@ -31,19 +29,12 @@ def parse_settings(text: str) -> tuple[str, list[Source]]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--dataset", help="name of a dataset in the config")
     which.add_argument("--settings", metavar="JSON", help='{"dataset": name, "sources": [...]} instead of the config')
-    parser.add_argument(
-        "--configfile",
-        type=Path,
-        action="append",
-        help="YAML file; may be repeated, later ones win (default: config/*)",
-    )
-    parser.add_argument(
-        "--output-dir", type=Path, default=Path("sources"), help="folder of all sources (default: sources)"
-    )
+    add_configfile(parser)
+    add_path(parser, "--output-dir", "sources")
     args = parser.parse_args(argv)
 
     log_to_stderr()

@@ -7,16 +7,14 @@ Files of the Hub, a folder or a package are laid side by side as a Hugging Face 
 manifest.json says that it is there.
 """
 
-import argparse
-import json
 import shutil
 from pathlib import Path
 
 from eyas.chat import chat_of, keep_torch_out
 from eyas.chat.gguf import tokenizer_from_gguf
-from eyas.config import Target, load
-from eyas.errors import EyasError, run_command
-from eyas.progress import log_to_stderr
+from eyas.commands import add_path, add_target, log_to_stderr, parser_of, run_command, target_of
+from eyas.config import Target
+from eyas.errors import EyasError
 from eyas.records import whole_file, write_json
 from eyas.sources import fetch, files_of
 
@@ -42,14 +40,13 @@ def lay_out(target: Target, folder: Path) -> dict:
 
 
 def main(argv=None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output-dir", type=Path, default=Path("target/tokenizer"), help="default: target/tokenizer")
-    parser.add_argument("--configfile", type=Path, action="append", help="instead of config/*.yaml; may be repeated")
-    parser.add_argument("--settings", type=json.loads, help="JSON of the config's `target` (Snakemake passes it)")
+    parser = parser_of(__doc__)
+    add_path(parser, "--output-dir", "target/tokenizer")
+    add_target(parser)
     args = parser.parse_args(argv)
     log_to_stderr()
     keep_torch_out()
-    target = Target.model_validate(args.settings) if args.settings else load(args.configfile).target
+    target = target_of(args)
     manifest = lay_out(target, args.output_dir)
     chat_of(args.output_dir, target.model_dump())
     write_json(args.output_dir / "manifest.json", manifest)

@@ -5,26 +5,21 @@
 Exit code 1 when the hidden states do not fit on the disk; what would fit is said then.
 """
 
-import argparse
-import json
 from pathlib import Path
 
-from eyas.config import load, parse
-from eyas.errors import run_command
+from eyas.commands import add_config, add_path, config_of, log_to_stderr, parser_of, run_command
 from eyas.layers import Shape
 from eyas.plan import as_text, plan
-from eyas.progress import log_to_stderr
 
 
 def main(argv=None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", type=Path, default=Path("."), help="the working directory; default: here")
-    parser.add_argument("--tokenizer", type=Path, default=Path("target/tokenizer"), help="default: target/tokenizer")
-    parser.add_argument("--configfile", type=Path, action="append", help="instead of config/*.yaml; may be repeated")
-    parser.add_argument("--config", type=json.loads, help="JSON of a whole configuration (Snakemake passes it)")
+    parser = parser_of(__doc__)
+    add_path(parser, "--root", ".", "the working directory; default: here")
+    add_path(parser, "--tokenizer", "target/tokenizer")
+    add_config(parser)
     args = parser.parse_args(argv)
     log_to_stderr()
-    config = load(args.configfile) if args.config is None else parse(args.config)
+    config = config_of(args)
     shape = Shape.of(args.tokenizer, Path(config.target.model))
     result = plan(config, args.root, shape.hidden)
     print(as_text(result, config.target.name, config.capture.dtype), end="")

@@ -6,16 +6,14 @@ Brings at most the first file of each source (the full fetch finds it there late
 dataset yields too little or cannot be read: better now than after hours.
 """
 
-import argparse
-import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from eyas.chat import Chat, chat_of, keep_torch_out
-from eyas.config import Config, load, parse
-from eyas.errors import EyasError, run_command
+from eyas.commands import add_config, add_path, config_of, log_to_stderr, parser_of, run_command
+from eyas.config import Config
+from eyas.errors import EyasError
 from eyas.prepare import probe_dataset
-from eyas.progress import log_to_stderr
 from eyas.sources import fetch, files_of
 
 
@@ -72,16 +70,15 @@ def as_text(rows: list[dict]) -> str:
 
 
 def main(argv=None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--dataset", action="append", help="only this one; may be repeated")
-    parser.add_argument("--source-dir", type=Path, default=Path("sources"), help="default: sources")
-    parser.add_argument("--tokenizer", type=Path, default=Path("target/tokenizer"), help="default: target/tokenizer")
-    parser.add_argument("--configfile", type=Path, action="append", help="instead of config/*.yaml; may be repeated")
-    parser.add_argument("--config", type=json.loads, help="JSON of the whole configuration (Snakemake passes it)")
+    add_path(parser, "--source-dir", "sources")
+    add_path(parser, "--tokenizer", "target/tokenizer")
+    add_config(parser)
     args = parser.parse_args(argv)
     log_to_stderr()
     keep_torch_out()
-    config = parse(args.config) if args.config else load(args.configfile)
+    config = config_of(args)
     chat = chat_of(args.tokenizer, config.target.model_dump())
     names = args.dataset or config.names()
     with ThreadPoolExecutor(4) as pool:  # waiting for the network, mostly

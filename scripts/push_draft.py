@@ -5,23 +5,17 @@
 The token alone is needed (or `hf auth login`): the repository's name follows from it and the target's name.
 """
 
-import argparse
-import json
-from pathlib import Path
-
+from eyas.commands import add_out, add_path, add_settings, log_to_stderr, parser_of, run_command
 from eyas.config import Deployment, load
 from eyas.deployment import push
-from eyas.errors import run_command
-from eyas.progress import log_to_stderr
 from eyas.records import write_json
 
 
 def main(argv=None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draft", type=Path, default=Path("deploy/draft"), help="default: deploy/draft")
-    parser.add_argument("--configfile", type=Path, action="append", help="instead of config/*.yaml; may be repeated")
-    parser.add_argument("--settings", type=json.loads, help="JSON of all settings (Snakemake passes it)")
-    parser.add_argument("--out", type=Path, required=True, help="where it was pushed: repository, commit, address")
+    parser = parser_of(__doc__)
+    add_path(parser, "--draft", "deploy/draft")
+    add_settings(parser)
+    add_out(parser, "where it was pushed: repository, commit, address")
     args = parser.parse_args(argv)
     log_to_stderr()
     settings = args.settings or load(args.configfile).deploy_settings()

@@ -5,16 +5,12 @@
 Reads files and looks at processes, writes nothing: it may be asked at any time, also while Snakemake runs.
 """
 
-import argparse
-import json
 import sys
 import time
-from pathlib import Path
 
 import orjson
 
-from eyas.config import load, parse
-from eyas.errors import run_command
+from eyas.commands import add_config, add_path, config_of, parser_of, run_command
 from eyas.status import status
 from eyas.status_text import as_text
 
@@ -22,14 +18,13 @@ CLEAR = "\x1b[H\x1b[J"
 
 
 def main(argv=None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", type=Path, default=Path("."), help="the working directory of the run; default: here")
-    parser.add_argument("--configfile", type=Path, action="append", help="instead of config/*.yaml; may be repeated")
-    parser.add_argument("--config", type=json.loads, help="JSON of a whole configuration")
+    parser = parser_of(__doc__)
+    add_path(parser, "--root", ".", "the working directory of the run; default: here")
+    add_config(parser)
     parser.add_argument("--watch", type=float, metavar="SECONDS", help="look again every so many seconds")
     parser.add_argument("--json", action="store_true", help="as JSON (with --watch: a line each time)")
     args = parser.parse_args(argv)
-    config = load(args.configfile) if args.config is None else parse(args.config)
+    config = config_of(args)
     while True:
         result = status(config, args.root)
         if args.json:

@@ -3,29 +3,25 @@
 python scripts/summarize_evaluation.py --trials evaluation/walk.jsonl --out evaluation/summary.json
 """
 
-import argparse
-import json
 from pathlib import Path
 
+from eyas.commands import add_out, add_path, add_settings, log_to_stderr, parser_of, run_command
 from eyas.config import Evaluation, load
-from eyas.errors import run_command
 from eyas.evaluation.summary import summarize
 from eyas.evaluation.trials import read_trials
-from eyas.progress import log_to_stderr
 from eyas.records import read_json, write_json
 
 
 def main(argv=None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--trials", type=Path, nargs="+", required=True, help="of the engines: evaluation/<engine>.jsonl"
     )
     parser.add_argument("--speed", type=Path, help="of a server: evaluation/speed.json")
-    parser.add_argument("--corpus", type=Path, default=Path("corpus/stats.json"), help="counts of held-out samples")
-    parser.add_argument("--draft", type=Path, default=Path("draft"), help="default: draft")
-    parser.add_argument("--configfile", type=Path, action="append", help="instead of config/*.yaml; may be repeated")
-    parser.add_argument("--settings", type=json.loads, help="JSON of all settings (Snakemake passes it)")
-    parser.add_argument("--out", type=Path, required=True, help="summary.json")
+    add_path(parser, "--corpus", "corpus/stats.json", "counts of held-out samples")
+    add_path(parser, "--draft", "draft")
+    add_settings(parser)
+    add_out(parser, "summary.json")
     args = parser.parse_args(argv)
     log_to_stderr()
     settings = args.settings or load(args.configfile).evaluate_settings()

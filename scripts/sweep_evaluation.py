@@ -5,23 +5,19 @@
 Reads what evaluate_draft.py does. What was tried is kept in state/evaluation/: a run that was killed goes on.
 """
 
-import argparse
-from pathlib import Path
-
 from evaluate_draft import add_places, places_of
+from eyas.commands import add_out, log_to_stderr, parser_of, run_command
 from eyas.config import Evaluation, load
-from eyas.errors import run_command
 from eyas.evaluation.engines import drafted_by, try_draft
 from eyas.evaluation.prompts import in_turns, read_prompts
 from eyas.evaluation.sweep import sweep_summary, swept
-from eyas.progress import log_to_stderr
 from eyas.records import write_json
 
 
 def main(argv=None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     add_places(parser)
-    parser.add_argument("--out", type=Path, required=True, help="sweep.json")
+    add_out(parser, "sweep.json")
     args = parser.parse_args(argv)
     log_to_stderr()
     settings = args.settings or load(args.configfile).evaluate_settings()

@@ -5,25 +5,20 @@
 Prints a table; --json and --html write the same to files. Exit code 0 also when there are problems, unless --strict.
 """
 
-import argparse
-import json
 import os
 from pathlib import Path
 
-from eyas.config import load, parse
-from eyas.errors import run_command
-from eyas.progress import log_to_stderr
+from eyas.commands import add_config, add_path, config_of, log_to_stderr, parser_of, run_command
 from eyas.records import whole_file, write_json
 from eyas.tally import as_page, as_text, tally
 
 
 def main(argv=None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prepared-dir", type=Path, default=Path("prepared"), help="default: prepared")
-    parser.add_argument("--responses-dir", type=Path, default=Path("responses"), help="default: responses")
-    parser.add_argument("--state", type=Path, default=Path("state"), help="live counters; default: state")
-    parser.add_argument("--configfile", type=Path, action="append", help="instead of config/*.yaml; may be repeated")
-    parser.add_argument("--config", type=json.loads, help="JSON of a whole configuration (Snakemake passes it)")
+    parser = parser_of(__doc__)
+    add_path(parser, "--prepared-dir", "prepared")
+    add_path(parser, "--responses-dir", "responses")
+    add_path(parser, "--state", "state", "live counters; default: state")
+    add_config(parser)
     parser.add_argument("--json", type=Path, help="write the inventory to this file")
     parser.add_argument("--html", type=Path, help="write the inventory as a page to this file")
     parser.add_argument(
@@ -36,7 +31,7 @@ def main(argv=None) -> int:
     parser.add_argument("--threads", type=int, default=threads, help=f"processes that check; default here: {threads}")
     args = parser.parse_args(argv)
     log_to_stderr()
-    config = load(args.configfile) if args.config is None else parse(args.config)
+    config = config_of(args)
     result = tally(
         *(config, args.prepared_dir, args.responses_dir, args.state),
         command=args.command_prefix,

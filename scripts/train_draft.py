@@ -18,11 +18,11 @@ import time
 from functools import partial
 from pathlib import Path
 
+from eyas.commands import add_path, add_settings, add_threads, bound_spinning, log_to_stderr, parser_of, run_command
 from eyas.config import Target, Training, load
-from eyas.errors import EyasError, run_command
+from eyas.errors import EyasError
 from eyas.gpus import lease, slurm_step, visible_gpus
-from eyas.progress import log_to_stderr
-from eyas.target.keeper import free_port
+from eyas.target.processes import free_port
 from eyas.workers import end_with_parent
 
 STARVED = 75  # exit code of a training that waits for the next shard of a window
@@ -43,20 +43,19 @@ def main(argv=None) -> int:
 
 
 def arguments(argv) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--states", type=Path, default=Path("hidden_states"), help="default: hidden_states")
-    parser.add_argument("--corpus", type=Path, default=Path("corpus"), help="default: corpus")
-    parser.add_argument("--vocabulary", type=Path, default=Path("draft_vocab/map.safetensors"))
-    parser.add_argument("--head", type=Path, default=Path("target/head.safetensors"), help="see fetch_head.py")
-    parser.add_argument("--tokenizer", type=Path, default=Path("target/tokenizer"), help="default: target/tokenizer")
-    parser.add_argument("--state", type=Path, default=Path("state/train_draft"), help="default: state/train_draft")
-    parser.add_argument("--output-dir", type=Path, default=Path("draft"), help="default: draft")
-    parser.add_argument("--threads", type=int, help="of each process on a CPU; default: as torch chooses")
+    parser = parser_of(__doc__)
+    add_path(parser, "--states", "hidden_states")
+    add_path(parser, "--corpus", "corpus")
+    add_path(parser, "--vocabulary", "draft_vocab/map.safetensors")
+    add_path(parser, "--head", "target/head.safetensors", "see fetch_head.py")
+    add_path(parser, "--tokenizer", "target/tokenizer")
+    add_path(parser, "--state", "state/train_draft")
+    add_path(parser, "--output-dir", "draft")
+    add_threads(parser, "each process on a CPU")
     parser.add_argument("--processes", type=int, help="default: train.gpus; more than one on a CPU speak by gloo")
     parser.add_argument("--rendezvous", help="host:port where train.nodes meet; default: srun starts them")
     parser.add_argument("--in-turn", choices=("wait", "leave"), help="of a window: when the next shard is not there")
-    parser.add_argument("--configfile", type=Path, action="append", help="instead of config/*.yaml; may be repeated")
-    parser.add_argument("--settings", type=json.loads, help="JSON of all settings (Snakemake passes it)")
+    add_settings(parser)
     return parser.parse_args(argv)
 
 
@@ -95,7 +94,7 @@ def on_nodes(args, argv: list[str], settings: dict, processes: int) -> int:
 
 
 def work(args, settings: dict) -> int:
-    os.environ.setdefault("GOMP_SPINCOUNT", "30000")  # see generate_responses.py
+    bound_spinning()
     import torch
 
     from eyas.compute import keep_freed_memory

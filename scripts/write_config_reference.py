@@ -3,15 +3,14 @@
 python scripts/write_config_reference.py docs/configuration.md
 """
 
-import argparse
 import json
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
 from eyas.adapters.base import adapter_names
+from eyas.commands import parser_of, run_command
 from eyas.config import schema
-from eyas.errors import run_command
 from eyas.records import whole_file
 
 HEAD = """\
@@ -102,7 +101,7 @@ def _model_of(own: dict) -> str | None:
 
 
 def main(argv=None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("out", type=Path, help="where to write it")
     out = parser.parse_args(argv).out
     with whole_file(out) as file:

@@ -3,16 +3,15 @@
 python scripts/write_schema.py config/schema.json
 """
 
-import argparse
 from pathlib import Path
 
+from eyas.commands import parser_of, run_command
 from eyas.config import schema
-from eyas.errors import run_command
 from eyas.records import write_json
 
 
 def main(argv=None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("out", type=Path, help="where to write it")
     write_json(parser.parse_args(argv).out, schema())
     return 0

@@ -16,7 +16,7 @@ import subprocess
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from eyas.target.keeper import free_port
+from eyas.target.processes import free_port
 from waiting import until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "sinfo")

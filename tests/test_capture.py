@@ -12,8 +12,7 @@ import torch
 import transformers
 
 from conftest import ROOT
-from eyas import capture as capture_module
-from eyas import plan
+from eyas import storage
 from eyas.capture import capture_shard, lengths_of, samples_of, shared_out
 from eyas.compute import fast_dtype
 from eyas.config import Generation, load
@@ -275,8 +274,7 @@ def test_a_disk_that_cannot_hold_the_states_is_told_before_they_are_captured(cor
     tokens = int(lengths_of(corpus).sum())
     per_token = bytes_per_token(HIDDEN, 3, "bf16")
     free = tokens * per_token * 7 // 10
-    monkeypatch.setattr(plan, "free_bytes", lambda folder: free)
-    monkeypatch.setattr(capture_module, "free_bytes", lambda folder: free)
+    monkeypatch.setattr(storage, "free_bytes", lambda folder: free)
     said = r"10 shards need .* are free: capture\.dtype: fp8 needs .* which fits; or capture\.window: 6 keeps"
     with pytest.raises(EyasError, match=said):
         capture(corpus, tmp_path / "x.safetensors", None, head, shards=10)

@@ -27,7 +27,7 @@ from eyas.errors import EyasError
 from eyas.records import write_json
 from eyas.states import CAPTURED, NOT_FINITE, Sample, ShardWriter, shard_path
 from eyas.states_encoding import as_bytes, encode
-from eyas.target.keeper import free_port
+from eyas.target.processes import free_port
 from eyas.vocabulary import maps_of
 from stand_in_hub import StandInHub
 from waiting import until
@@ -438,7 +438,7 @@ def test_a_disk_that_fills_costs_no_training(run, monkeypatch, caplog):
     losses = run.train()
     assert "no checkpoint at step" in caplog.text and len(losses) > 14
     assert not list(run.state.glob(".*partial"))
-    with pytest.raises(EyasError, match=r"checkpoints need .* GB, 0\.0 GB are free"):
+    with pytest.raises(EyasError, match=r"checkpoints need .* bytes, 1 bytes are free"):
         monkeypatch.setattr("shutil.disk_usage", lambda folder: type("Usage", (), {"free": 1})())
         run.train(seed=5)
 

@@ -9,8 +9,9 @@ import pytest
 from conftest import ROOT
 from eyas import plan as plan_module
 from eyas.config import load
-from eyas.plan import as_text, plan, size
+from eyas.plan import as_text, plan
 from eyas.records import write_json
+from eyas.storage import size
 
 CONFIG = load([ROOT / "config/demo.yaml"])
 TOKENIZED, PROMPTS = CONFIG.names("tokenized_data"), CONFIG.names("prompts")

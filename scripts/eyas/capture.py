@@ -18,7 +18,7 @@ from eyas.agreement import POSITIONS, Judge, positions_of
 from eyas.config import Capture, Target
 from eyas.corpus import corpus_metadata
 from eyas.errors import EyasError
-from eyas.plan import LAYERS, SPARE, free_bytes, size, what_fits
+from eyas.plan import LAYERS, what_fits
 from eyas.progress import Progress
 from eyas.records import write_json
 from eyas.states import (
@@ -33,6 +33,7 @@ from eyas.states import (
     shard_path,
 )
 from eyas.states_encoding import decode
+from eyas.storage import SPARE, refuse_full_disk
 from eyas.target.engine import CaptureRequest, Engine, Refusal, identity_of
 from eyas.target.head import Head
 
@@ -209,12 +210,12 @@ def _refuse_full_disk(tokens: np.ndarray, capture: Capture, hidden: int, out: Pa
         left = left[: max(1, capture.window - (shards - len(left)))]
     own = out.with_name(f".{out.name}.partial")
     written = own.stat().st_blocks * 512 if own.exists() else 0
-    needed, free = int(tokens[left].sum()) * per_token - written, free_bytes(out.parent)
-    if needed > SPARE * free:
-        ways = what_fits(needed, free, per_token, capture.dtype, shards, hidden)
-        raise EyasError(
-            f"{out.parent}: {len(left):,} shards need {size(needed)}, {size(free)} are free: {'; or '.join(ways)}"
-        )
+    needed = int(tokens[left].sum()) * per_token - written
+
+    def remedy(free: int) -> str:
+        return "; or ".join(what_fits(needed, free, per_token, capture.dtype, shards, hidden))
+
+    refuse_full_disk(out.parent, f"{len(left):,} shards", needed, remedy, SPARE)
 
 
 def lengths_of(corpus: Path) -> np.ndarray:

@@ -1,5 +1,10 @@
-"""What differs between the settings that a file was made under and today's, in words: what makes it stale."""
+"""Settings held against settings: what differs between those of a file and today's, in words, and a name for them all.
 
+What differs makes a file stale, and the user decides. A name (`fingerprint`) keeps what must not be mixed apart: runs
+of a training, of a window, of an engine's trials.
+"""
+
+import hashlib
 from typing import Any
 
 import orjson
@@ -20,6 +25,11 @@ def differences(was: Any, now: Any, key: str = "") -> list[str]:
         return [d for k, (a, b) in enumerate(zip(was, now, strict=True)) for d in differences(a, b, f"{key}.{k}")]
     same = was == now and isinstance(was, bool) == isinstance(now, bool)
     return [] if same else [f"{key or 'settings'}: {_short(was)} → {_short(now)}"]
+
+
+def fingerprint(*parts) -> str:
+    """16 hex digits of what a run depends on: another one starts anew, in a folder of its own."""
+    return hashlib.blake2b(orjson.dumps(parts, option=orjson.OPT_SORT_KEYS), digest_size=8).hexdigest()
 
 
 _ABSENT = object()

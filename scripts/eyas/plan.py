@@ -4,7 +4,6 @@ What is there is counted, what is not is estimated from what is, and each line s
 there is no measure yet, the plan says which small run gives one.
 """
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,9 +12,9 @@ import orjson
 from eyas.config import Config
 from eyas.generate import COUNTERS
 from eyas.states import bytes_per_token
+from eyas.storage import SPARE, free_bytes, size
 
 LAYERS = 3
-SPARE = 0.95  # of the free space may be planned with
 
 
 @dataclass(frozen=True)
@@ -75,13 +74,6 @@ def plan(config: Config, root: Path, hidden: int) -> dict:
     }
 
 
-def free_bytes(folder: Path) -> int:
-    """Free on the disk where `folder` is, or will be."""
-    while not folder.exists():
-        folder = folder.absolute().parent
-    return shutil.disk_usage(folder).free
-
-
 def what_fits(needed: int, free: int, per_token: int, dtype: str, shards: int, hidden: int) -> list[str]:
     """Ways to need less disk, with their numbers."""
     ways, usable = [], SPARE * free
@@ -94,14 +86,6 @@ def what_fits(needed: int, free: int, per_token: int, dtype: str, shards: int, h
         ways.append(f"capture.window: {window} keeps at most so many of {shards} training shards on the disk")
     ways.append(f"{int(usable // per_token):,} tokens fit as it is: lower prepare.cap, or name another disk")
     return ways
-
-
-def size(count: float) -> str:
-    """Bytes for people."""
-    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if count >= factor:
-            return f"{count / factor:,.1f} {unit}"
-    return f"{count:,.0f} bytes"
 
 
 def as_text(result: dict, target: str, dtype: str) -> str:

@@ -7,11 +7,6 @@ import time
 EVERY_S = 30.0
 
 
-def log_to_stderr() -> None:
-    """Plain lines with the time of day, for scripts."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
-
-
 class Progress:
     """Counts items of work that is measured by the fraction done.
 

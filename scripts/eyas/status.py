@@ -31,10 +31,11 @@ from eyas.errors import EyasError
 from eyas.generate import COUNTERS
 from eyas.gpus import holders, visible_gpus
 from eyas.layers import Shape
-from eyas.plan import free_bytes, plan
+from eyas.plan import plan
 from eyas.progress import duration
 from eyas.records import RECORD_FILES, is_blank
 from eyas.states import captured_of, shard_path
+from eyas.storage import free_bytes
 
 STALE_S = 120.0  # a counter that has not moved for so long, or for STALE_GAPS of its usual gaps, is no live one
 STALE_GAPS = 3

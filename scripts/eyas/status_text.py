@@ -3,8 +3,8 @@
 import textwrap
 import time
 
-from eyas.plan import size
 from eyas.progress import duration
+from eyas.storage import size
 
 WIDTH, LINES = 100, 40  # of the screen; what does not fit is counted there, and JSON has it all
 

@@ -1,8 +1,15 @@
-"""Folders of the working directory that lie on other disks: links to where the configuration says."""
+"""Where the folders of the working directory lie, and whether their disks hold what is to come.
 
+Folders on other disks are links to where the configuration says.
+"""
+
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from eyas.errors import EyasError
+
+SPARE = 0.95  # of the free space may be planned with
 
 
 def link_folders(places: dict[str, str], work: Path, *, make: bool = True) -> None:
@@ -29,3 +36,28 @@ def link_folders(places: dict[str, str], work: Path, *, make: bool = True) -> No
             raise EyasError(f"storage.{name}: {target} cannot be made ({error.strerror}): is the disk there?") from None
         if not linked:
             link.symlink_to(target)
+
+
+def free_bytes(folder: Path) -> int:
+    """Free on the disk where `folder` is, or will be."""
+    while not folder.exists():
+        folder = folder.absolute().parent
+    return shutil.disk_usage(folder).free
+
+
+def refuse_full_disk(folder: Path, what: str, needed: int, remedy: Callable[[int], str], usable: float = 1.0) -> None:
+    """EyasError when the disk cannot hold the bytes that something needs.
+
+    what: needs them, in the plural. remedy: given what is free. usable: share of the free space.
+    """
+    free = free_bytes(folder)
+    if needed > usable * free:
+        raise EyasError(f"{folder}: {what} need {size(needed)}, {size(free)} are free: {remedy(free)}")
+
+
+def size(count: float) -> str:
+    """Bytes for people."""
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if count >= factor:
+            return f"{count / factor:,.1f} {unit}"
+    return f"{count:,.0f} bytes"

@@ -2,8 +2,6 @@
 
 Every line of a record file is parsed and checked; a count of lines is no count of records. What differs
 from today's settings is reported as stale with the command that rebuilds it, and rebuilt by nobody but the user.
-
-A later stage joins by describing its files as `Piece`s (see `_prepared`).
 """
 
 import hashlib

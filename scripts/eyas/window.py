@@ -16,6 +16,7 @@ import orjson
 import pyarrow.parquet as pq
 
 from eyas.config import DECIDES_NO_TRAINING
+from eyas.differences import fingerprint
 from eyas.records import write_json
 from eyas.states import shard_path
 
@@ -111,8 +112,3 @@ def _ids_in(corpus: Path) -> str:
         for batch in file.iter_batches(columns=["id"]):
             digest.update("\n".join(batch.column(0).to_pylist()).encode())
     return digest.hexdigest()
-
-
-def fingerprint(*parts) -> str:
-    """16 hex digits of what a run depends on: another one starts anew, in a folder of its own."""
-    return hashlib.blake2b(orjson.dumps(parts, option=orjson.OPT_SORT_KEYS), digest_size=8).hexdigest()

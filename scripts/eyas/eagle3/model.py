@@ -251,6 +251,8 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
+    """The weights of the attention; ttt.py and propose.py compute it."""
+
     def __init__(self, c: DraftConfig):
         super().__init__()
         q, kv = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
@@ -261,6 +263,8 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
+    """The weights of the MLP; ttt.py and propose.py compute it."""
+
     def __init__(self, c: DraftConfig):
         super().__init__()
         self.gate_proj = nn.Linear(c.hidden_size, c.intermediate_size, bias=False)
@@ -269,6 +273,8 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
+    """The weights of the draft's one layer; ttt.py and propose.py compute it."""
+
     def __init__(self, c: DraftConfig):
         super().__init__()
         self.input_layernorm = RMSNorm(c.hidden_size)

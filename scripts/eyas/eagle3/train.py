@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from eyas.config import DECIDES_NO_TRAINING, Capture, DraftModel, Target, Training
+from eyas.differences import fingerprint
 from eyas.eagle3.data import Shards
 from eyas.eagle3.export import check_export, export
 from eyas.eagle3.metrics import FILE as METRICS
@@ -22,8 +23,9 @@ from eyas.eagle3.world import World
 from eyas.errors import EyasError
 from eyas.records import whole_file, write_json
 from eyas.states import shard_path
+from eyas.storage import refuse_full_disk
 from eyas.target.head import Head
-from eyas.window import fingerprint, window_of
+from eyas.window import window_of
 
 CHECKPOINT_COPIES = 4  # fp32 weights and two moments, beside a partial file of the same
 
@@ -74,7 +76,7 @@ def train(settings: dict, at: Folders, alive: Callable[[], None] | None = None) 
         verified = training.verify_at_start and window is None
         if world.rank == 0:
             state.mkdir(parents=True, exist_ok=True)
-            refuse_full_disk(draft, state)
+            _refuse_full_disk(draft, state)
             if verified:
                 shards.verify()
         world.wait()
@@ -123,15 +125,11 @@ def shard_files(folder: Path, count: int) -> list[Path]:
     return paths
 
 
-def refuse_full_disk(draft, folder: Path) -> None:
+def _refuse_full_disk(draft, folder: Path) -> None:
     """EyasError when the disk cannot hold the checkpoints."""
     needed = CHECKPOINT_COPIES * sum(4 * p.numel() for p in draft.parameters() if p.requires_grad)
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise EyasError(
-            f"{folder}: checkpoints need {needed / 1e9:,.1f} GB, {free / 1e9:,.1f} GB are free: make room, or move "
-            "state/ to another disk and link it"
-        )
+    remedy = "make room, or move state/ to another disk and link it"
+    refuse_full_disk(folder, "checkpoints", needed, lambda free: remedy)
 
 
 def publish(draft, state: Path, out: Path, settings: dict, position: dict, read: dict) -> None:

@@ -3,6 +3,9 @@
 An acceptance length is tokens for each verification, the target's own token included: (completion − 1) / verifications,
 since the first token comes from the prompt's pass. `accepted[k]` counts verifications that accepted k drafts, so the
 share that accepted at least k is the rate of position k, and a chain cut at n would have 1 + Σ_{k ≤ n} rate_k.
+
+These are measured. The lengths that a training tells are simulated: over all positions of a text, by
+`eagle3.trainer.rates`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -18,6 +18,7 @@ from pathlib import Path
 import orjson
 
 from eyas.config import Evaluation, Generation, Target
+from eyas.differences import fingerprint
 from eyas.errors import EyasError
 from eyas.evaluation.prompts import Asked, in_turns
 from eyas.evaluation.trials import draft_digest
@@ -25,7 +26,6 @@ from eyas.records import read_json, write_json
 from eyas.target.engine import identity_of
 from eyas.target.launch import Drafting
 from eyas.target.sglang import Server, algorithm_of
-from eyas.window import fingerprint
 
 LEAST, EACH = 8, 2  # prompts asked at a concurrency: at least so many, and so many for each that is answered at once
 TIMEOUT_S = 3600

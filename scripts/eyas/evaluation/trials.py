@@ -14,13 +14,13 @@ import orjson
 import xxhash
 
 from eyas.config import Target
+from eyas.differences import fingerprint
 from eyas.eagle3.export import CONFIG, WEIGHTS
 from eyas.errors import EyasError
 from eyas.evaluation.prompts import Asked
 from eyas.journal import Journal
 from eyas.progress import Progress
 from eyas.target.engine import identity_of
-from eyas.window import fingerprint
 
 
 def draft_digest(draft: Path) -> list[str]:

@@ -16,23 +16,21 @@ eyas.target.warm_server starts it; nobody types it. Who lives, and what makes th
   their parents it would find neither keeper nor server, and hand their devices to the next job.
 - Should keeper and guardian be killed together, the next keeper first ends what carries the folder's mark.
 
-What the server started is found two ways: keeper and guardian are subreapers, so a process that lost its parent becomes
-their child, in whatever group or session it is; and EYAS_SERVER in the environment names folder, server and life.
+How processes are found and ended: processes.py.
 """
 
-import ctypes
 import logging
 import os
 import secrets
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
 import traceback
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -41,14 +39,12 @@ import orjson
 from eyas.errors import EyasError
 from eyas.gpus import hold, lease, others_wait
 from eyas.records import write_json
+from eyas.target.processes import MARK, adopt_orphans, end_processes, free_port, is_free, listens, reap, stat_of
+from eyas.workers import end_with_parent
 
 POLL_S = 0.1
-MARK = "EYAS_SERVER"
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 TAIL_LINES = 40
 START = "--- eyas starts the server:"
-
-_libc = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True)
@@ -151,7 +147,7 @@ class Keeper:
     def run(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._note_signal)
-        _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+        adopt_orphans()
         try:
             self._publish("starting", f"waiting for {self.settings.gpus} GPUs" if self.settings.gpus else "loading")
             end_processes(self.files.mark, self.settings.grace_s)
@@ -328,17 +324,11 @@ def guard(command: list[str], env: dict, log, mark: str, grace_s: float, lifelin
     """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)  # it ends with the keeper; the server gets the default back
-    _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
-    me = os.getpid()
+    adopt_orphans()
 
     def tell(line: str) -> None:
         with suppress(OSError):  # the keeper may be dead
             os.write(report, f"{line}\n".encode())
-
-    def die_with_guardian() -> None:
-        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != me:
-            os._exit(1)
 
     try:
         server = subprocess.Popen(
@@ -348,7 +338,7 @@ def guard(command: list[str], env: dict, log, mark: str, grace_s: float, lifelin
             stdout=log,
             stderr=subprocess.STDOUT,
             process_group=0,
-            preexec_fn=die_with_guardian,
+            preexec_fn=partial(end_with_parent, os.getpid()),
         )
     except OSError as error:
         log.write(f"cannot start {command[0]}: {error}\n".encode())
@@ -359,7 +349,7 @@ def guard(command: list[str], env: dict, log, mark: str, grace_s: float, lifelin
     statuses: dict[int, int] = {}
     tell(str(server.pid))
     while server.pid not in statuses and not select.select([lifeline], [], [], POLL_S)[0]:
-        _reap(statuses)
+        reap(statuses)
     by_itself = server.pid in statuses
     end_processes(mark, grace_s, statuses)
     code = os.waitstatus_to_exitcode(statuses[server.pid])
@@ -367,90 +357,8 @@ def guard(command: list[str], env: dict, log, mark: str, grace_s: float, lifelin
     tell(how if by_itself else "was ended")
 
 
-def end_processes(mark: str, grace_s: float, statuses: dict[int, int] | None = None) -> None:
-    """End my descendants and whoever carries the mark: SIGTERM, after the grace SIGKILL; returns when none is left.
-
-    statuses takes the wait statuses of children that were reaped.
-    """
-    statuses = {} if statuses is None else statuses
-    kill_at, told = time.monotonic() + grace_s, set()
-    while left := processes_of(mark):
-        late = time.monotonic() >= kill_at
-        for pid in left if late else left - told:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
-        told |= left
-        time.sleep(0.02)
-        _reap(statuses)
-    _reap(statuses)
-
-
-def processes_of(mark: str) -> set[int]:
-    """My living descendants, and the living processes whose EYAS_SERVER begins with `mark`; never myself."""
-    me, parents, marked = os.getpid(), {}, set()
-    wanted = f"\0{MARK}={mark}".encode()
-    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
-        with suppress(FileNotFoundError, ProcessLookupError, PermissionError):  # just ended, or somebody else's
-            state, parent = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
-            if state in "ZX":
-                continue
-            parents[pid] = int(parent)
-            if wanted in b"\0" + Path(f"/proc/{pid}/environ").read_bytes():
-                marked.add(pid)
-    mine, latest = set(), {me}
-    while latest:
-        latest = {pid for pid, parent in parents.items() if parent in latest}
-        mine |= latest
-    return (mine | marked) - {me}
-
-
-def stat_of(pid: int) -> tuple[int, str] | None:
-    """Parent and start time of a living process."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if fields[0] in "ZX" else (int(fields[1]), fields[19])
-
-
-def listens(port: int, mark: str) -> bool:
-    """Whether a process with the mark, and nobody else's, listens on the port."""
-    sockets = set()
-    for table in ("tcp", "tcp6"):
-        with suppress(FileNotFoundError), open(f"/proc/net/{table}") as file:
-            for line in list(file)[1:]:
-                _, local, _, state, *rest = line.split()
-                if state == "0A" and int(local.rpartition(":")[2], 16) == port:
-                    sockets.add(f"socket:[{rest[5]}]")
-    if not sockets:
-        return False
-    for pid in processes_of(mark):
-        with suppress(OSError):
-            for fd in os.scandir(f"/proc/{pid}/fd"):
-                with suppress(OSError):
-                    if os.readlink(fd.path) in sockets:
-                        return True
-    return False
-
-
 def _says(path: Path, text: str) -> bool:
     return path.exists() and path.read_text() == text
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
-def is_free(port: int) -> bool:
-    with socket.socket() as s:
-        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that linger do not count
-        try:
-            s.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
 
 
 def tail(log: Path, lines: int = TAIL_LINES) -> str:
@@ -464,15 +372,6 @@ def tail(log: Path, lines: int = TAIL_LINES) -> str:
     if START in text:
         text = text.rpartition(START)[2].partition("\n")[2]
     return "\n".join(text.splitlines()[-lines:])
-
-
-def _reap(statuses: dict[int, int]) -> None:
-    with suppress(ChildProcessError):
-        while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if not pid:
-                return
-            statuses[pid] = status
 
 
 def start(settings: Settings, lock_fd: int) -> None:

@@ -1,4 +1,7 @@
-"""From the configuration to an engine that answers: the server's command, its flags checked, the right server found."""
+"""What is to be launched, by the configuration: the server's command, its flags checked, the right server found.
+
+The process is started in `keeper.guard`; `open_engine` and `open_drafting` give an engine that answers.
+"""
 
 import json
 import logging

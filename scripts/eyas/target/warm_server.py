@@ -24,7 +24,8 @@ from eyas.errors import EyasError
 from eyas.gpus import hold
 from eyas.records import write_json
 from eyas.target import keeper
-from eyas.target.keeper import Files, Settings, stat_of
+from eyas.target.keeper import Files, Settings
+from eyas.target.processes import stat_of
 
 POLL_S = 0.05
 
