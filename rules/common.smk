@@ -63,6 +63,10 @@ TRAIN_DEVICES = {"gpu": CONFIG.train_gpus * CONFIG.train.nodes}
 if CONFIG.train.nodes > 1:
     TRAIN_DEVICES |= {"nodes": CONFIG.train.nodes, "tasks": CONFIG.train.nodes, "mpi": "srun"}
 
+# Threads of torch that wait spin for some 50 µs and then sleep: without a bound they cost five times their work on shared
+# cores, without any spin a quarter of the rate on free ones. libgomp reads it when it is loaded: a script is too late.
+os.environ.setdefault("GOMP_SPINCOUNT", "30000")
+
 # Every command runs the interpreter that runs Snakemake (unless conda brings another), on $SCRIPTS.
 # A prefix replaces Snakemake's own, so the strict mode stands here again.
 shell.prefix(

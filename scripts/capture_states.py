@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from eyas.capture import capture_shard
-from eyas.commands import add_path, add_settings, add_threads, bound_spinning, log_to_stderr, parser_of, run_command
+from eyas.commands import add_path, add_settings, add_threads, log_to_stderr, parser_of, run_command
 from eyas.config import Capture, Target, load
 from eyas.layers import Shape, layers_of
 from eyas.states import shard_path
@@ -32,7 +32,6 @@ def main(argv=None) -> int:
     add_settings(parser)
     args = parser.parse_args(argv)
     log_to_stderr()
-    bound_spinning()
     if args.threads:
         import torch
 

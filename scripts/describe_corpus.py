@@ -9,7 +9,7 @@ from pathlib import Path
 
 from eyas.commands import add_out, add_path, parser_of, run_command
 from eyas.describe_corpus import describe_corpus
-from eyas.records import whole_file
+from eyas.records import write_text
 
 
 def main(argv=None) -> int:
@@ -21,8 +21,7 @@ def main(argv=None) -> int:
     add_out(parser, "the page")
     args = parser.parse_args(argv)
     page = describe_corpus(args.corpus, args.vocabulary, args.states)
-    with whole_file(args.out) as file:
-        file.write(page.html().encode())
+    write_text(args.out, page.html())
     return 0
 
 

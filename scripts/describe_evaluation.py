@@ -8,7 +8,7 @@ from pathlib import Path
 
 from eyas.commands import add_out, parser_of, run_command
 from eyas.describe_evaluation import describe_evaluation, describe_scaling, describe_sweep
-from eyas.records import whole_file
+from eyas.records import write_text
 
 PAGES = {"evaluation": describe_evaluation, "sweep": describe_sweep, "scaling": describe_scaling}
 
@@ -19,8 +19,7 @@ def main(argv=None) -> int:
     parser.add_argument("--summary", type=Path, required=True, help="the JSON that it tells about")
     add_out(parser, "the page")
     args = parser.parse_args(argv)
-    with whole_file(args.out) as file:
-        file.write(PAGES[args.page or args.out.stem](args.summary).html().encode())
+    write_text(args.out, PAGES[args.page or args.out.stem](args.summary).html())
     return 0
 
 

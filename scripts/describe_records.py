@@ -10,7 +10,7 @@ from pathlib import Path
 from eyas.chat import keep_torch_out
 from eyas.commands import add_out, add_path, parser_of, run_command
 from eyas.describe_records import describe
-from eyas.records import whole_file
+from eyas.records import write_text
 
 
 def main(argv=None) -> int:
@@ -26,8 +26,7 @@ def main(argv=None) -> int:
     args = parser.parse_args(argv)
     keep_torch_out()
     page = describe(args.records_dir, args.tokenizer, args.settings)
-    with whole_file(args.out) as file:
-        file.write(page.html().encode())
+    write_text(args.out, page.html())
     return 0
 
 

@@ -7,7 +7,7 @@ Reads draft/metrics.jsonl and draft/training.json.
 
 from eyas.commands import add_out, add_path, parser_of, run_command
 from eyas.describe_training import describe_training
-from eyas.records import whole_file
+from eyas.records import write_text
 
 
 def main(argv=None) -> int:
@@ -16,8 +16,7 @@ def main(argv=None) -> int:
     add_path(parser, "--summary", "draft/training.json")
     add_out(parser, "the page")
     args = parser.parse_args(argv)
-    with whole_file(args.out) as file:
-        file.write(describe_training(args.metrics, args.summary).html().encode())
+    write_text(args.out, describe_training(args.metrics, args.summary).html())
     return 0
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import orjson
 
-from eyas.commands import add_out, add_path, add_settings, bound_spinning, log_to_stderr, parser_of, run_command
+from eyas.commands import add_out, add_path, add_settings, log_to_stderr, parser_of, run_command
 from eyas.config import load
 from eyas.evaluation import ENGINES
 from eyas.evaluation.engines import Places, try_draft
@@ -50,7 +50,6 @@ def add_places(parser: argparse.ArgumentParser) -> None:
 
 
 def places_of(args: argparse.Namespace) -> Places:
-    bound_spinning()
     return Places(args.draft, args.head, args.tokenizer, args.state, args.threads)
 
 

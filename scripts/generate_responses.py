@@ -9,7 +9,7 @@ Reads prepared/<dataset>/prompts.jsonl; keeps each answer in state/generate_resp
 from functools import partial
 
 from eyas.chat import chat_of, keep_torch_out
-from eyas.commands import add_path, add_settings, add_threads, bound_spinning, log_to_stderr, parser_of, run_command
+from eyas.commands import add_path, add_settings, add_threads, log_to_stderr, parser_of, run_command
 from eyas.config import Target, load
 from eyas.generate import generate_responses
 from eyas.target.launch import open_engine
@@ -26,7 +26,6 @@ def main(argv=None) -> int:
     add_settings(parser)
     args = parser.parse_args(argv)
     log_to_stderr()
-    bound_spinning()
     settings = args.settings or load(args.configfile).generate_settings(args.dataset)
     target = Target.model_validate(settings["target"])
     if target.engine == "sglang":

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from eyas.commands import add_config, add_path, config_of, log_to_stderr, parser_of, run_command
-from eyas.records import whole_file, write_json
+from eyas.records import write_json, write_text
 from eyas.tally import as_page, as_text, tally
 
 
@@ -40,8 +40,7 @@ def main(argv=None) -> int:
     if args.json:
         write_json(args.json, result)
     if args.html:
-        with whole_file(args.html) as file:
-            file.write(as_page(result).html().encode())
+        write_text(args.html, as_page(result).html())
     print(as_text(result), end="")
     return 1 if args.strict and result["problems"] else 0
 

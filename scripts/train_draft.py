@@ -18,7 +18,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from eyas.commands import add_path, add_settings, add_threads, bound_spinning, log_to_stderr, parser_of, run_command
+from eyas.commands import add_path, add_settings, add_threads, log_to_stderr, parser_of, run_command
 from eyas.config import Target, Training, load
 from eyas.errors import EyasError
 from eyas.gpus import lease, slurm_step, visible_gpus
@@ -94,7 +94,6 @@ def on_nodes(args, argv: list[str], settings: dict, processes: int) -> int:
 
 
 def work(args, settings: dict) -> int:
-    bound_spinning()
     import torch
 
     from eyas.compute import keep_freed_memory

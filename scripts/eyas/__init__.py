@@ -50,8 +50,10 @@ What people read: reports/, `make status`, `snakemake tally`
 status.py            where a run stands, now; status_text.py words it
 tally.py             how many valid records there are, and what is wrong with the rest
 tally_built.py       the same of corpus, vocabulary, states and draft
-describe_*.py        the report's pages, one module a page
-pages.py             their pieces: tables, bars, curves
+describe_run.py      the report's first page, the whole run; `report`: all pages in one document, also half-way
+describe_*.py        the other pages, one module a kind
+pages.py             their pieces: sections, tables, tokens; charts.py: pictures; theme.py: colours, styles, sorting
+cost.py              hours and GPU-hours by stage
 
 Tools
 commands.py          what the scripts share: how a command ends, and its arguments

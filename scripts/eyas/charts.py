@@ -68,14 +68,15 @@ def bars(rows: Iterable[tuple[str, float, str, str]], label: str, *, line: tuple
         )
         parts.append(text(left + length + 6, y + 15, words, "start"))
     bottom = top + tall * len(rows)
+    right = max([left + wide, *(left + wide * value / most + 6 + text_width(words) for _, value, words, _ in rows)])
     if line:
         x = left + wide * line[0] / most
+        right = max(right, x + text_width(line[1]) / 2)
         parts.append(rule(x, top - 2, x, bottom + 2, "var(--rejected)", "4 3"))
         parts.append(text(x, top - 6, line[1], "middle"))
     parts.append(text(left, bottom + 16, label, "start"))
     said = f"{label}: " + ", ".join(f"{name} {words}" for name, _, words, _ in rows)
-    right = max(left + wide * value / most + text_width(words) for _, value, words, _ in rows)
-    return picture(max(right, left + wide) + 12, bottom + 24, said, parts)
+    return picture(right + 2, bottom + 24, said, parts)
 
 
 def length_histogram_svg(

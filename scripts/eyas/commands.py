@@ -40,15 +40,6 @@ def log_to_stderr() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
 
 
-def bound_spinning() -> None:
-    """Threads of torch that wait spin for some 50 µs and then sleep; to be called before torch is loaded.
-
-    Without a bound they cost five times their work on shared cores; without any spin, a quarter of the rate on free
-    ones.
-    """
-    os.environ.setdefault("GOMP_SPINCOUNT", "30000")
-
-
 # Arguments
 
 

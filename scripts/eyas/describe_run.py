@@ -19,8 +19,8 @@ from eyas.eagle3.metrics import read_metrics
 from eyas.errors import EyasError
 from eyas.evaluation import ENGINES
 from eyas.pages import Html, Page, tag
-from eyas.plan import size
 from eyas.progress import duration
+from eyas.storage import size
 from eyas.tally import as_page, tally
 
 FOLDERS = {

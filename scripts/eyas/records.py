@@ -63,6 +63,12 @@ def write_json(path: Path, value, *, durable: bool = True) -> None:
         file.write(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write `text`, whole or not at all."""
+    with whole_file(path) as file:
+        file.write(text.encode())
+
+
 def read_json(path: Path, remedy: str | None = None):
     """What a file of the workflow holds; EyasError when it cannot be read. remedy: default, to make it again."""
     try:
