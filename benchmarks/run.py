@@ -45,8 +45,9 @@ class Row:
 
 
 def side(*args: str, quick: bool) -> dict:
-    """What one process of sides.py reports."""
-    command = [sys.executable, str(SIDES), *args, *(["--quick"] if quick else [])]
+    """What one process of sides.py reports, or another command that begins with an interpreter's path."""
+    own = [] if args[0].startswith("/") else [sys.executable, str(SIDES)]
+    command = [*own, *args, *(["--quick"] if quick else [])]
     before = cpu_times()
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if done.returncode:
@@ -323,45 +324,38 @@ def states(rounds: int, quick: bool) -> tuple[list[Row], dict]:
     return rows, raw
 
 
-# Other trainers on a machine whose fp32 products ran at 220 GFLOP/s: the faster one's tokens/s by number of steps.
-PEERS = {4: 605, 7: 327}
+PEER = "EYAS_PEER_PYTHON"  # an interpreter with torch and speculators, see peer.py
 
 
 def training(rounds: int, quick: bool) -> tuple[list[Row], dict]:
-    """A step of the training-time test beside the machine's own products, measured in the same process."""
-    sides = {
-        f"{steps} steps, {dtype}": ["train", "--threads", "2", "--steps", str(steps), "--dtype", dtype]
-        for steps in PEERS
-        for dtype in ("float32", "bfloat16")
-    }
-    raw, rows = in_turns(sides, rounds, quick), []
-    for steps, peer in PEERS.items():
-        for dtype in ("float32", "bfloat16"):
-            results, wide = raw[f"{steps} steps, {dtype}"], dtype == "float32"
-            rates = [r["tokens"] / r["seconds"] for r in results]
-            if wide:
-                shares = sorted(r["gflop"] / r["seconds"] / r["product_rate"] for r in results)
-                what, goal = "the machine's own products", 0.8
-                reference = f"{median(results, 'product_rate'):,.0f} GFLOP/s"
-            else:
-                pairs = zip(rates, results, strict=True)
-                shares = sorted(rate / (peer * r["fp32_rate"] / 220) for rate, r in pairs)
-                what, goal = f"the best fp32 peer ({peer} tokens/s at 220 GFLOP/s)", 3
-                reference = f"{peer * median(results, 'fp32_rate') / 220:,.0f} tokens/s"
-            middle = statistics.median(shares)
-            rows.append(
-                Row(
-                    f"{steps} steps, {dtype} / {what}",
-                    f"{statistics.median(rates):,.0f} tokens/s",
-                    reference,
-                    f"{shares[0]:.2f} – {middle:.2f} – {shares[-1]:.2f}",
-                    f"≥ {goal}",
-                    middle >= goal,
-                )
+    """A step of the training-time test beside the machine's own products, and a peer's where one is installed."""
+    peer, raw, rows = os.environ.get(PEER), {}, []
+    if peer is None:
+        print(f"  {PEER} is not set: no peer is measured beside", file=sys.stderr, flush=True)
+    for steps in (4, 7):
+        ours = ["train", "--threads", "2", "--steps", str(steps), "--dtype"]
+        sides = {dtype: [*ours, dtype] for dtype in ("float32", "bfloat16")}
+        if peer is not None:
+            sides["peer"] = [peer, str(data.ROOT / "benchmarks/peer.py"), "--steps", str(steps)]
+        raw[f"{steps} steps"] = r = in_turns(sides, rounds, quick)
+        wide, amount = r["float32"], r["float32"][0]["tokens"]
+        shares = sorted(x["gflop"] / x["seconds"] / x["product_rate"] for x in wide)
+        middle = statistics.median(shares)
+        rows.append(
+            Row(
+                f"{steps} steps, fp32 / the machine's own products",
+                f"{amount / median(wide, 'seconds'):,.0f} tokens/s",
+                f"{median(wide, 'product_rate'):,.0f} GFLOP/s",
+                f"{shares[0]:.2f} – {middle:.2f} – {shares[-1]:.2f}",
+                "≥ 0.8",
+                middle >= 0.8,
             )
-            peak = median(results, "peak_mb")
-            limit = 1700 if steps == 4 else 1975
-            rows.append(Row("    peak memory", f"{peak:.0f} MB", "", "", f"< {limit:,} MB", peak < limit))
+        )
+        for name, dtype, goal in (("fp32", "float32", 1), ("bf16", "bfloat16", 3)) if peer is not None else ():
+            what = f"{steps} steps, {name} / speculators, fp32"
+            rows.append(compare(what, "tokens/s", amount, r[dtype], r["peer"], goal))
+            peak, limit = median(r[dtype], "peak_mb"), median(r["peer"], "peak_mb")
+            rows.append(Row("    peak memory", f"{peak:,.0f} MB", f"{limit:,.0f} MB", "", "below", peak < limit))
     return rows, raw
 
 
