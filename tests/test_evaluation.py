@@ -17,7 +17,7 @@ from eyas.describe_evaluation import describe_evaluation, describe_scaling, desc
 from eyas.eagle3.export import export  # noqa: E402
 from eyas.errors import EyasError  # noqa: E402
 from eyas.evaluation.acceptance import Acceptance  # noqa: E402
-from eyas.evaluation.prompts import choose_prompts, heldout_prompts, read_prompts, write_prompts  # noqa: E402
+from eyas.evaluation.prompts import Asked, choose_prompts, first_of_each, heldout_prompts, read_prompts, write_prompts  # noqa: E402
 from eyas.evaluation.scaling import fit_scaling  # noqa: E402
 from eyas.evaluation.summary import summarize  # noqa: E402
 from eyas.evaluation.sweep import sweep_summary, swept  # noqa: E402
@@ -114,6 +114,12 @@ def test_a_gap_to_what_the_training_simulated_is_a_finding(folder):
     assert "simulated 2.70" in summary_of(folder, *texts)["findings"][0]["text"]
     told = summarize(Evaluation(chain=2), {"walk": texts}, folder, tokenized=["A1"])
     assert told["findings"] == [] and told["simulation"]["walk"] is None
+
+
+def test_witnesses_are_asked_a_few_prompts_of_each_dataset():
+    prompts = [Asked(f"{name}{k}", name, [k]) for k in range(4) for name in ("B1", "B2")]
+    assert [p.id for p in first_of_each(prompts, 2)] == ["B10", "B20", "B11", "B21"]
+    assert first_of_each(prompts, 9) == prompts
 
 
 def test_a_gap_that_a_few_prompts_cannot_tell_from_chance_is_none(folder):

@@ -132,6 +132,11 @@ class Target(Strict):
         description="Token → id that the loaded tokenizer must agree with; a wrong backend is refused.",
     )
 
+    @property
+    def own_trial(self) -> Literal["sglang", "walk"]:
+        """The engine that the draft is tried with before any witness: the one that serves, else the reference."""
+        return "sglang" if self.engine == "sglang" else "walk"
+
 
 class Preparation(Strict):
     """How a dataset becomes records; each key can be set for all (`prepare:`) or for one dataset."""
@@ -363,6 +368,9 @@ class Evaluation(Strict):
         description="Engines that try the draft beside the target's own, on a machine that can run the target without "
         "SGLang: `walk`, the reference in one process; `llamacpp`, llama.cpp by xllamacpp.",
     )
+    witness_prompts: int | None = Field(
+        None, ge=1, description="Prompts of each dataset that witnesses are asked; null: all."
+    )
     max_gap: float = Field(
         0.3,
         gt=0,
@@ -518,8 +526,7 @@ class Config(Strict):
 
     def engines(self) -> list[str]:
         """What the draft is tried with: the target's own engine, then the witnesses."""
-        first = "sglang" if self.target.engine == "sglang" else "walk"
-        return list(dict.fromkeys([first, *self.evaluate.witnesses]))
+        return list(dict.fromkeys([self.target.own_trial, *self.evaluate.witnesses]))
 
     @property
     def target_gpus(self) -> int:

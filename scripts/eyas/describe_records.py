@@ -13,7 +13,7 @@ from eyas.pages import Html, Page, join, tag
 from eyas.records import RECORD_FILES, fault_in_prompt, fault_in_tokenized
 from eyas.tally import CLASSES
 
-EXAMPLES_AT = (0.0, 0.5, 0.9)  # of the record file
+EXAMPLES_AT = (0.0, 0.25, 0.5, 0.75, 0.95)  # of the record file
 FIRST_TOKENS, LAST_TOKENS, TOKENS_AROUND = 120, 60, 24
 FIRST_MESSAGES, LAST_MESSAGES = 5, 3
 FILES_NAMED = 6
@@ -37,6 +37,7 @@ def describe(folder: Path, tokenizer: Path | None, settings: dict | None = None)
         pages.notice(pages.lines([tag("b", "Made under other settings than today's"), *changed])) if changed else "",
         _headline(stats),
         _rows_read(stats),
+        _answers(stats),
         _lengths(stats),
         _examples(folder, stats, tokenizer),
         _reasons(stats, _first_rejects(folder / "rejects.jsonl")),
@@ -89,6 +90,23 @@ def _rows_read(stats: dict) -> Html:
     return pages.section(
         "Where each row went", charts.stacked_bar(parts), note=f"{stats['rows_read']:,} rows read = {sum_of}"
     )
+
+
+def _answers(stats: dict) -> Html:
+    """Of responses: how the target's turns ended, how long they are, how fast they came."""
+    if "finished" not in stats:
+        return Html("")
+    ends = [
+        ("ended by itself", stats["finished"]["stop"], "kept"),
+        ("cut by length", stats["finished"]["length"], "rejected"),
+    ]
+    answers, asked = stats.get("answers"), stats.get("asked_tokens")  # files of older versions lack them
+    picture = ""
+    if answers:
+        histogram = answers["length_histogram"]
+        picture = charts.length_histogram_svg(histogram["edges"], histogram["counts"], what="tokens in an answer")
+    rate = f"{asked / stats['seconds']:,.0f} tokens a second in the job that asked last." if asked else ""
+    return pages.section("How the target answered", charts.stacked_bar(ends), picture, note=rate)
 
 
 def _lengths(stats: dict) -> Html:
@@ -183,7 +201,7 @@ def _examples(folder: Path, stats: dict, tokenizer: Path | None) -> Html:
         return pages.section(
             "Examples",
             *parts,
-            note="What the target will be asked, from the start, the middle and the end of the file.",
+            note="What the target will be asked: five prompts from the start to the end of the file.",
         )
     if tokenizer is None:
         raise EyasError(f"{path}: token records are shown as text: name the tokenizer's folder with --tokenizer")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from eyas.config import Evaluation, Target
 from eyas.errors import EyasError
-from eyas.evaluation.prompts import Asked
+from eyas.evaluation.prompts import Asked, first_of_each
 from eyas.evaluation.served import Served, lines_of, prompts_by_concurrency
 from eyas.evaluation.trials import run_trials, trial_key
 from eyas.target.launch import Drafting, open_drafting
@@ -37,6 +37,8 @@ def try_draft(
         return _served(settings, evaluation, target, prompts, at, concurrencies or evaluation.concurrency)
     if evaluation.topk > 1:
         raise EyasError(f"evaluate.topk: {evaluation.topk}: {engine} drafts chains alone: set it to 1")
+    if engine != target.own_trial and evaluation.witness_prompts is not None:
+        prompts = first_of_each(prompts, evaluation.witness_prompts)
     journal = at.state / f"evaluation/{engine}-{trial_key(settings, at.draft)}.jsonl"
     opened = _walk if engine == "walk" else _llamacpp
     return run_trials(engine, prompts, journal, partial(opened, evaluation, target, at)), {}

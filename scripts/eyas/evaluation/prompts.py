@@ -6,6 +6,7 @@ Every engine is asked the same.
 
 import heapq
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -107,6 +108,17 @@ def in_turns(prompts: list[Asked], most: int) -> list[Asked]:
         own.setdefault(prompt.dataset, []).append(prompt)
     turns = [queue[k] for k in range(min(most, len(prompts))) for queue in own.values() if k < len(queue)]
     return turns[:most]
+
+
+def first_of_each(prompts: list[Asked], most: int) -> list[Asked]:
+    """At most so many of each dataset, in their order."""
+    seen: Counter[str] = Counter()
+    out = []
+    for prompt in prompts:
+        seen[prompt.dataset] += 1
+        if seen[prompt.dataset] <= most:
+            out.append(prompt)
+    return out
 
 
 def _prompts(corpus: Path) -> Iterator[tuple[str, str, np.ndarray]]:

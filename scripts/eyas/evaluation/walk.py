@@ -11,9 +11,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, DynamicCache
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers import AutoConfig, DynamicCache
 
 from eyas.config import Evaluation, Generation
 from eyas.eagle3.export import check_export, load_draft
@@ -22,8 +20,6 @@ from eyas.evaluation.prompts import Asked
 from eyas.layers import architecture_of, layers_of_ids
 from eyas.target.engine import seed_of
 from eyas.target.weights import load_model
-
-ATTENTION = "eyas_fp32"
 
 
 @dataclass(frozen=True)
@@ -47,7 +43,7 @@ class CachedTarget:
     """
 
     def __init__(self, model: str | Path, layers: tuple[int, ...], device: str | None = None):
-        self.model = load_model(model, ATTENTION, device)
+        self.model = load_model(model, "sdpa", device, exact=True)
         self.device = self.model.device
         stop = self.model.generation_config.eos_token_id
         self.stop_ids = frozenset([stop] if isinstance(stop, int) else stop or [])
@@ -77,16 +73,6 @@ class CachedTarget:
         if length < self.length:
             self.cache.crop(length - self.length)  # negative: so many tokens less
             self.length = length
-
-
-def _attention_in_fp32(module, query, key, value, attention_mask, **kwargs):
-    """SDPA in fp32: in bf16 a CPU takes six times as long with a single query."""
-    out, weights = sdpa_attention_forward(module, query.float(), key.float(), value.float(), attention_mask, **kwargs)
-    return out.to(query.dtype), weights
-
-
-AttentionInterface.register(ATTENTION, _attention_in_fp32)
-AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 
 
 def answer_alone(target: CachedTarget, prompt: list[int], name: str, sampling: Generation) -> tuple[list[int], float]:

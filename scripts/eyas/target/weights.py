@@ -74,10 +74,11 @@ def _to_disk(file: Path) -> None:
         os.close(descriptor)
 
 
-def load_model(model: str | Path, attention: str, device: str | None = None):
+def load_model(model: str | Path, attention: str, device: str | None = None, exact: bool = False):
     """A causal language model of a folder or a Hub repository, on `device` (None: a GPU where there is one).
 
-    In its own dtype, or in fp32 where bf16 is slow; attention: a name registered with transformers. EyasError when
+    In its own dtype, or in fp32 where bf16 is slow; attention: a name registered with transformers. exact: on a CPU in
+    fp32, since the rounding of bf16 products depends there on how many tokens are read at once. EyasError when
     transformers cannot load it.
     """
     import torch
@@ -91,4 +92,4 @@ def load_model(model: str | Path, attention: str, device: str | None = None):
     except (OSError, ValueError) as error:
         raise EyasError(f"target {model}: transformers cannot load it: {error}") from None
     loaded.to(where).eval()
-    return loaded if bf16_is_fast(where) else loaded.float()
+    return loaded if bf16_is_fast(where) and not (exact and where.type == "cpu") else loaded.float()
