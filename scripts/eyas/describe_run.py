@@ -348,28 +348,21 @@ def _cost(run: Run) -> Html:
     found = costs(run.config, run.root)
     if not found:
         return Html("")
-    rows = [
-        [
-            c.stage,
-            c.jobs,
-            f"{c.wall_s / 3600:,.2f}",
-            f"{c.cpu_s / 3600:,.2f}",
-            f"{c.gpu_s / 3600:,.2f}",
-            f"{c.peak_mb:,.0f}",
-        ]
-        for c in found
-    ]
-    hours = [f"{sum(getattr(c, key) for c in found) / 3600:,.2f}" for key in ("wall_s", "cpu_s", "gpu_s")]
-    rows.append(
-        pages.Row(["together", sum(c.jobs for c in found), *hours, f"{max(c.peak_mb for c in found):,.0f}"], "total")
-    )
+
+    def cells(jobs: int, wall_s: float, cpu_s: float, gpu_s: float, peak_mb: float) -> list:
+        times = [pages.valued(duration(seconds), seconds) for seconds in (wall_s, cpu_s)]
+        return [jobs, *times, f"{gpu_s / 3600:,.2f}", f"{peak_mb:,.0f}"]
+
+    rows: list = [[c.stage, *cells(c.jobs, c.wall_s, c.cpu_s, c.gpu_s, c.peak_mb)] for c in found]
+    sums = [sum(getattr(c, key) for c in found) for key in ("jobs", "wall_s", "cpu_s", "gpu_s")]
+    rows.append(pages.Row(["together", *cells(*sums, max(c.peak_mb for c in found))], "total"))
     note = (
-        "From the benchmark file of each job: the last time that it ran to its end. Hours are summed over jobs, which "
+        "From the benchmark file of each job: the last time that it ran to its end. Times are summed over jobs, which "
         "may run side by side; what failed or was stopped before is not in them. GPU-hours: of the devices that a job "
         "holds."
     )
     parts = [(c.stage, c.wall_s, duration(c.wall_s), charts.colour(k)) for k, c in enumerate(found)]
-    heads = ["stage", "jobs", "hours", "CPU-hours", "GPU-hours", "peak memory of a job (MB)"]
+    heads = ["stage", "jobs", "time of its jobs", "CPU time", "GPU-hours", "peak memory of a job (MB)"]
     table = pages.table(heads, rows, numeric=set(range(1, 6)))
     return pages.section("What it cost", charts.bars(parts, "time of its jobs"), table, note=note)
 
