@@ -7,6 +7,7 @@ Needs corpus/, target/tokenizer/, and the target's weights (see generate.smk).
 rule fetch_head:
     """Copy the target's embeddings, lm_head and final norm out of its weights."""
     input:
+        remade_when_blank("target/head.safetensors"),
         model=TARGET_MODEL,
     output:
         "target/head.safetensors",

@@ -7,6 +7,7 @@ Needs the token records of every dataset with their statistics (prepared/ of A*,
 rule build_corpus:
     """Put all datasets' token records into one corpus: hashed order, no repeats, split by prompt."""
     input:
+        remade_when_blank("corpus/train.parquet", "corpus/heldout.parquet", "corpus/stats.json"),
         RECORDS,
         [f"{os.path.dirname(path)}/stats.json" for path in RECORDS],
     output:
@@ -33,6 +34,7 @@ rule build_corpus:
 rule build_vocabulary:
     """Choose the tokens that the draft can propose."""
     input:
+        remade_when_blank("draft_vocab/map.safetensors", "draft_vocab/coverage.json"),
         "corpus/train.parquet",
         "corpus/heldout.parquet",
     output:

@@ -7,6 +7,7 @@ Needs draft/, evaluation/summary.json and corpus/.
 rule deploy_draft:
     """Put together what is copied to a host, or pushed to the Hub; no draft in the command when it is slower."""
     input:
+        remade_when_blank("deploy/draft/model.safetensors", "deploy/draft/config.json", "deploy/launch_server.sh"),
         draft="draft/model.safetensors",
         training="draft/training.json",
         summary="evaluation/summary.json",

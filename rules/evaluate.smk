@@ -61,7 +61,7 @@ rule evaluate_here:
 rule evaluate_sglang:
     """Ask a server with the draft, then one without it: acceptance, and the speed by concurrency."""
     input:
-        remade_when_blank("evaluation/sglang.jsonl"),
+        remade_when_blank("evaluation/sglang.jsonl", "evaluation/speed.json"),
         prompts="evaluation/prompts.jsonl",
         draft="draft/model.safetensors",
         config="draft/config.json",
@@ -89,6 +89,7 @@ rule evaluate_sglang:
 rule summarize_evaluation:
     """All figures and the verdict; fails when the draft gains nothing, and says what was checked."""
     input:
+        remade_when_blank("evaluation/summary.json"),
         trials=TRIALS,
         speed="evaluation/speed.json" if SERVED_BY_SGLANG else [],
         metrics="draft/metrics.jsonl",

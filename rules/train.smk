@@ -9,6 +9,7 @@ goes on.
 rule train_draft:
     """Train the draft, or go on with it; the best by held-out acceptance length is published."""
     input:
+        remade_when_blank("draft/model.safetensors", "draft/config.json", "draft/training.json"),
         STATES,
         corpus="corpus/train.parquet",
         vocabulary="draft_vocab/map.safetensors",

@@ -16,6 +16,7 @@ import pytest
 from conftest import ROOT, SNAKEMAKE
 from eyas.errors import EyasError
 from eyas.gpus import hold, lease
+from eyas.target.keeper import Files
 from eyas.target.warm_server import WarmServer
 from fake_server import answer, ask, probe
 from waiting import until
@@ -101,8 +102,8 @@ class Host:
         """No process of a server is left, nor a keeper."""
         if self.processes():
             return False
-        if (self.folder / "keeper.lock").exists():
-            if not (lock := hold(self.folder / "keeper.lock", wait=False)):
+        if (path := Files(self.folder, "").keeper_lock).exists():
+            if not (lock := hold(path, wait=False)):
                 return False
             lock.close()
         return True
@@ -362,7 +363,7 @@ def test_a_server_waits_for_gpus_that_a_job_holds(host):
     with ThreadPoolExecutor() as pool:
         with lease(1):
             entered = pool.submit(host.server(ready_timeout_s=2).__enter__)
-            until(lambda: (host.folder / "keeper.lock").exists())
+            until(Files(host.folder, "").keeper_lock.exists)
             until(lambda: "waiting for 2 GPUs" in host.state()["message"])
             time.sleep(0.3)
             assert host.started() == 0

@@ -51,6 +51,7 @@ def deploy(settings: dict, draft: Path, evaluation: Path, corpus: Path, out: Pat
         out / "prompts.json",
         {
             "floor": round(1 + FLOOR * (length - 1), 3),
+            "with_draft": summary["verdict"]["faster"],
             "max_new_tokens": asked.max_new_tokens,
             "prompts": [p.input_ids for p in in_turns(prompts, CHECKED_PROMPTS)],
         },
@@ -108,6 +109,8 @@ def launch_script(target: Target, evaluation: Evaluation, summary: dict, state: 
     else:
         words += f"\n# The flags were not checked: {target.name} was evaluated without SGLang."
     flags = " ".join(shlex.quote(a) for a in arguments(served.sglang)).replace("@draft@", DRAFT)
+    python = target.sglang.python
+    python = str(Path(python).absolute()) if "/" in python else python
     model = str(Path(target.model).absolute()) if Path(target.model).is_dir() else target.model
     env = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in target.sglang.env.items())
     return (
@@ -117,7 +120,7 @@ def launch_script(target: Target, evaluation: Evaluation, summary: dict, state: 
         "set -euo pipefail\n"
         'here=$(cd "$(dirname "$0")" && pwd)\n'
         f"{env}"
-        f'exec "${{PYTHON:-{target.sglang.python}}}" -m sglang.launch_server --model-path {shlex.quote(model)} '
+        f'exec "${{PYTHON:-{python}}}" -m sglang.launch_server --model-path {shlex.quote(model)} '
         f'--host "${{HOST:-127.0.0.1}}" --port "${{PORT:-30000}}" {flags} "$@"\n'
     )
 

@@ -4,7 +4,7 @@ eyas.target.warm_server starts it; nobody types it. Who lives, and what makes th
 
     client ──► keeper ──► guardian ──► server ──► its children
 
-- A client holds a shared flock on clients.lock, which dies with it. The keeper goes when nobody has held one for
+- A client holds a shared flock on the clients' lock, which dies with it. The keeper goes when nobody has held one for
   `idle_s`, and at once when nobody does and someone waits for its GPUs or its place. It decides that under the
   exclusive flock: a client either came before, and is served, or finds `gone` in server.json and starts another keeper.
 - The keeper has a session of its own: neither Ctrl-C nor the end of the job that started it reach it. It holds
@@ -31,13 +31,14 @@ import traceback
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 from typing import NoReturn
 
 import orjson
 
 from eyas.errors import EyasError
-from eyas.gpus import hold, lease, others_wait
+from eyas.gpus import hold, lease, lease_folder, others_wait
 from eyas.records import write_json
 from eyas.target.processes import MARK, adopt_orphans, end_processes, free_port, is_free, listens, reap, stat_of
 from eyas.workers import end_with_parent
@@ -59,19 +60,24 @@ class Files:
         return self.folder / self.key
 
     @property
+    def locks(self) -> Path:
+        """On this host: a lock goes from client to keeper to guardian, which a network file system's do not."""
+        return lease_folder() / f"server-{blake2b(str(self.folder).encode(), digest_size=8).hexdigest()}"
+
+    @property
     def keeper_lock(self) -> Path:
         """Held by the one living keeper of the folder; its text is that keeper's key."""
-        return self.folder / "keeper.lock"
+        return self.locks / "keeper.lock"
 
     @property
     def waiting(self) -> Path:
         """Held (shared) by clients of another server than the one that lives."""
-        return self.folder / "waiting.lock"
+        return self.locks / "waiting.lock"
 
     @property
     def clients(self) -> Path:
         """Held (shared) by the clients of this server; touched when one comes and goes."""
-        return self.home / "clients.lock"
+        return self.locks / f"clients-{self.key}.lock"
 
     @property
     def state(self) -> Path:

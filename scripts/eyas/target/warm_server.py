@@ -86,6 +86,7 @@ class WarmServer:
 
     def __enter__(self) -> "WarmServer":
         self.files.home.mkdir(parents=True, exist_ok=True)
+        self.files.locks.mkdir(parents=True, exist_ok=True, mode=0o700)
         with ExitStack() as stack:
             stack.enter_context(_ends_with_snakemake())
             self._entered = time.time()
