@@ -67,7 +67,7 @@ def describe_sweep(path: Path) -> Page:
         pages.section("Verdict", pages.tag("p", sweep["sentence"])),
         pages.section(
             "Speedup by length of the chain",
-            charts.line_chart_svg(lines, "tokens ahead (chain)", "speed over that without a draft"),
+            charts.line_chart_svg(lines, "tokens ahead (chain)", "speed over that without a draft", whole=True),
         ),
         pages.section("What was tried", pages.table(heads, rows, numeric=set(range(len(heads))))),
         pages.notice(f"Not tried, since the reference drafts chains alone: {', '.join(left_out)}.") if left_out else "",
@@ -161,7 +161,7 @@ def _concurrency(summary: dict) -> Html:
         return Html("")
     ends = sorted({c for line in lines.values() for c, _ in line})
     lines["break-even"] = [(ends[0], 1.0), (ends[-1], 1.0)]
-    picture = charts.line_chart_svg(lines, "answers at once", "speed over that without a draft")
+    picture = charts.line_chart_svg(lines, "answers at once", "speed over that without a draft", whole=True)
     return pages.section("Speedup by concurrency", picture)
 
 
@@ -170,7 +170,7 @@ def _positions(summary: dict) -> Html:
         ENGINES[engine]: [(k, 100 * rate) for k, rate in enumerate(rates, start=1)]
         for engine, rates in summary["accepted_by_position"].items()
     }
-    picture = charts.line_chart_svg(lines, "position in the chain", "verifications that accept it (%)")
+    picture = charts.line_chart_svg(lines, "position in the chain", "verifications that accept it (%)", whole=True)
     return pages.section("Accepted by position", picture)
 
 
