@@ -10,8 +10,9 @@ from pathlib import Path
 
 from eyas.chat import keep_torch_out
 from eyas.commands import add_config, add_out, config_of, log_to_stderr, parser_of, run_command
-from eyas.describe_run import describe_run, report
+from eyas.describe_run import describe_run
 from eyas.records import write_text
+from eyas.report import report
 
 
 def main(argv=None) -> int:

@@ -50,8 +50,8 @@ What people read: reports/, `make status`, `snakemake tally`
 status.py            where a run stands, now; status_text.py words it
 tally.py             how many valid records there are, and what is wrong with the rest
 tally_built.py       the same of corpus, vocabulary, states and draft
-describe_run.py      the report's first page, the whole run; `report`: all pages in one document, also half-way
-describe_*.py        the other pages, one module a kind
+report.py            all pages in one document, also half-way through a run
+describe_run.py      its first page, the whole run; describe_*.py: the others, one module a kind
 pages.py             their pieces: sections, tables, tokens; charts.py: pictures; theme.py: colours, styles, sorting
 cost.py              hours and GPU-hours by stage
 
