@@ -114,6 +114,7 @@ def test_one_lost_output_rebuilds_that_dataset_and_no_other(workflow, how):
     plan = {**{rule: ["B5_openthoughts"] for rule in rules}, "capture_states": [""] * 3}
     once = ("build_corpus", "build_vocabulary", "describe_corpus", "train_draft", "describe_training", "tally_records")
     judged = ("choose_prompts", "evaluate_sglang", "summarize_evaluation", "describe_evaluation", "deploy_draft")
+    judged += ("describe_run",)
     plan |= {rule: [""] for rule in (*once, *judged)}
     assert workflow.planned("all") == plan
     if how != "deleted":
@@ -126,6 +127,29 @@ def test_one_lost_output_rebuilds_that_dataset_and_no_other(workflow, how):
     assert of_others == []
     assert "answered.txt" not in changed, "the journal had every answer"
     assert "Nothing to be done" in workflow.run("all")
+
+
+@pytest.mark.parametrize(
+    ("path", "rule"),
+    [
+        ("corpus/heldout.parquet", "build_corpus"),
+        ("draft_vocab/coverage.json", "build_vocabulary"),
+        ("target/head.safetensors", "fetch_head"),
+        ("draft/training.json", "train_draft"),
+        ("evaluation/speed.json", "evaluate_sglang"),
+        ("evaluation/summary.json", "summarize_evaluation"),
+        ("deploy/launch_server.sh", "deploy_draft"),
+    ],
+)
+def test_an_emptied_file_of_a_later_stage_is_rebuilt(finished, path, rule):
+    """Of the session's run itself, which a dry run leaves as it is."""
+    whole, times = (finished.work / path).read_bytes(), (finished.work / path).stat()
+    try:
+        (finished.work / path).write_bytes(b"")
+        assert rule in finished.planned("all")
+    finally:
+        (finished.work / path).write_bytes(whole)
+        os.utime(finished.work / path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
 @pytest.mark.parametrize(
