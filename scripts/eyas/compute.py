@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# Logits held at once: small enough for a CPU's cache, large enough to fill a GPU.
-BLOCK = {"cpu": (1024, 2048), "cuda": (8192, 16384)}  # rows, tokens
+# Logits held at once: rows that fill the products, and no more than some MB.
+BLOCK = {"cpu": (2048, 4096), "cuda": (8192, 16384)}  # rows, tokens
 
 
 def bf16_is_fast(device: torch.device) -> bool:

@@ -46,11 +46,12 @@ class NormProducts(Function):
         x, scale = ctx.saved_tensors
         unit, inverse = rms_norm(x, ctx.eps)
         y = (unit * scale).to(ctx.casts[0].dtype)
-        d_weights = [
-            weight_gradient(g, y) if need else None for g, need in zip(grads, ctx.needs_input_grad[4:], strict=True)
-        ]
-        d_y = torch.zeros_like(x)
-        for g, cast in zip(grads, ctx.casts, strict=True):
+        needed = ctx.needs_input_grad[4:]
+        wide = [need and transposes_x(g, y) for g, need in zip(grads, needed, strict=True)]
+        y_t = y.t().contiguous() if any(wide) else None  # once for all weights
+        d_weights = [weight_gradient(g, y, y_t) if need else None for g, need in zip(grads, needed, strict=True)]
+        d_y = (grads[0] @ ctx.casts[0]).float()
+        for g, cast in zip(grads[1:], ctx.casts[1:], strict=True):
             accumulate(d_y, g, cast)
         d_x, d_scale = rms_norm_backward(d_y, scale, unit, inverse)
         return d_x if ctx.needs_input_grad[0] else None, d_scale, None, None, *d_weights
@@ -100,13 +101,18 @@ def accumulate(total: Tensor, x: Tensor, w: Tensor) -> Tensor:
     return total.addmm_(x, w) if x.dtype == total.dtype else total.add_(x @ w)
 
 
-def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
-    """gradᵀ x in fp32: [out, in] of grad [n, out], x [n, in].
+def weight_gradient(grad: Tensor, x: Tensor, x_t: Tensor | None = None) -> Tensor:
+    """gradᵀ x in fp32: [out, in] of grad [n, out], x [n, in]; x_t: xᵀ in memory, where it is known.
 
     bf16 on a CPU: the smaller of the two is transposed in memory first, which makes the product twice as fast.
     """
     if grad.dtype == torch.float32 or grad.is_cuda:
         return (grad.t() @ x).float()
-    if x.shape[1] < grad.shape[1]:
-        return (x.t().contiguous() @ grad).float().t()
+    if transposes_x(grad, x):
+        return ((x.t().contiguous() if x_t is None else x_t) @ grad).float().t()
     return (grad.t().contiguous() @ x).float()
+
+
+def transposes_x(grad: Tensor, x: Tensor) -> bool:
+    """Whether weight_gradient lays xᵀ out in memory."""
+    return grad.dtype != torch.float32 and not grad.is_cuda and x.shape[1] < grad.shape[1]
