@@ -178,6 +178,8 @@ def test_half_way_the_report_says_what_is_there_and_what_is_not(workflow, look, 
     for gone in ("evaluation", "deploy", "draft", "responses/B3_magicoder"):
         shutil.rmtree(workflow.work / gone)
     (workflow.work / "prepared/B5_openthoughts/rejects.jsonl").write_text("no JSON\n")
+    (workflow.work / "corpus/stats.json").write_text('{"train": {}}')
+    (workflow.work / "hidden_states/heldout/00000-of-00001.json").write_text("{")
     page = look(made(workflow, tmp_path / "report.html"))
     told = page.locator(".notice").first.inner_text()
     for what in (
@@ -188,7 +190,10 @@ def test_half_way_the_report_says_what_is_there_and_what_is_not(workflow, look, 
         "snakemake deployed",
     ):
         assert what in told
-    assert "hidden states" not in told and page.said == []
+    assert "hidden states: 2 of 3 shards" in told and page.said == []
+    notices = page.locator("main > .notice").all_inner_texts()
+    assert any("corpus/stats.json: lacks heldout: run `snakemake --force" in notice for notice in notices)
+    assert any("00000-of-00001.json: cannot be read" in notice for notice in notices)
     assert page.locator("h2", has_text="What the draft learned").count() == 1, "the training's metrics are there"
     damaged = page.locator("article", has=page.locator("h1", has_text="B5_openthoughts")).first
     assert "holds a line that is no reject" in damaged.inner_text()

@@ -15,7 +15,7 @@ from eyas.cost import costs
 from eyas.eagle3.metrics import FILE as METRICS
 from eyas.eagle3.metrics import read_metrics
 from eyas.evaluation import ENGINES
-from eyas.pages import Html, Page, tag
+from eyas.pages import Html, Page, join, tag
 from eyas.progress import duration
 from eyas.storage import size
 
@@ -50,7 +50,7 @@ def describe_run(config: Config, root: Path) -> Page:
 
 @dataclass(frozen=True)
 class Run:
-    """What a working directory holds: {} for a file that is not there, or cannot be read (the tally tells which)."""
+    """What a working directory holds: {} for a file that is not there, or (a problem) is not what it should be."""
 
     config: Config
     root: Path
@@ -61,19 +61,40 @@ class Run:
     shards: list[dict]
     training: dict
     evaluation: dict
+    problems: list[str]
 
     @classmethod
     def read(cls, config: Config, root: Path) -> "Run":
+        problems: list[str] = []
+
+        def json(path: str, *needed: str) -> dict:
+            try:
+                found = orjson.loads((root / path).read_bytes())
+            except FileNotFoundError:
+                return {}
+            except (OSError, orjson.JSONDecodeError) as error:
+                problems.append(f"{path}: cannot be read ({error}): run `snakemake --force {path}`")
+                return {}
+            if lacking := [key for key in needed if not isinstance(found, dict) or key not in found]:
+                problems.append(f"{path}: lacks {', '.join(lacking)}: run `snakemake --force {path}`")
+                return {}
+            return found
+
+        rows = "rows_read", "kept", "rejected", "duplicates", "beyond_cap", "reasons"
+        answered = *rows, "finished", "trainable_tokens", "seconds"
+        figures = "verdict", "findings", "by_dataset", "by_benchmark", "speedup", "break_even_acceptance_length"
+        shards = [str(path.relative_to(root)) for path in sorted((root / "hidden_states").rglob("*-of-*.json"))]
         return cls(
             config,
             root,
-            {name: _json(root / f"prepared/{name}/stats.json") for name in config.names()},
-            {name: _json(root / f"responses/{name}/stats.json") for name in config.names("prompts")},
-            _json(root / "corpus/stats.json"),
-            _json(root / "draft_vocab/coverage.json"),
-            [s for s in map(_json, sorted((root / "hidden_states").rglob("*-of-*.json"))) if "bytes" in s],
-            _json(root / "draft/training.json"),
-            _json(root / "evaluation/summary.json"),
+            {name: json(f"prepared/{name}/stats.json", *rows) for name in config.names()},
+            {name: json(f"responses/{name}/stats.json", *answered) for name in config.names("prompts")},
+            json("corpus/stats.json", "train", "heldout"),
+            json("draft_vocab/coverage.json", "train", "size"),
+            list(filter(None, (json(path, "bytes", "tokens") for path in shards))),
+            json("draft/training.json", "steps", "best"),
+            json("evaluation/summary.json", *figures),
+            problems,
         )
 
     @property
@@ -86,14 +107,6 @@ class Run:
         going_on = sorted((self.root / "state/train_draft").glob(f"*/{METRICS}"), key=lambda p: p.stat().st_mtime)
         path = published if published.exists() or not going_on else going_on[-1]
         return [line for line in read_metrics(path) if line["kind"] == kind]
-
-
-def _json(path: Path) -> dict:
-    try:
-        found = orjson.loads(path.read_bytes())
-    except (OSError, orjson.JSONDecodeError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 # What is there, what is not
@@ -124,11 +137,11 @@ def missing(run: Run) -> list[tuple[str, str]]:
 
 
 def _missing(run: Run) -> Html:
-    found = missing(run)
-    if not found:
-        return Html("")
-    items = [tag("li", what, " ", pages.code(f"snakemake {target}")) for what, target in found]
-    return pages.notice(tag("b", "Not there yet"), tag("ul", *items))
+    notices = [pages.notice(problem) for problem in run.problems]
+    if found := missing(run):
+        items = [tag("li", what, " ", pages.code(f"snakemake {target}")) for what, target in found]
+        notices.insert(0, pages.notice(tag("b", "Not there yet"), tag("ul", *items)))
+    return join(*notices)
 
 
 def _headline(run: Run) -> Html:
