@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from eyas.eagle3.export import check_export
 from eyas.eagle3.metrics import read_metrics
 from eyas.eagle3.optimizers import Muon, orthogonal
 from eyas.eagle3.supervision import Objective
-from eyas.eagle3.train import Folders, train
+from eyas.eagle3.train import Folders, run_key, train
 from eyas.eagle3.trainer import Trainer
 from eyas.eagle3.world import World
 from eyas.errors import EyasError
@@ -495,3 +496,15 @@ def test_batches_come_in_order_and_a_fault_in_reading_reaches_the_trainer(run):
 def test_an_objective_is_checked():
     with pytest.raises(EyasError, match="supervision: expected"):
         Objective(supervision="other")
+
+
+def test_a_run_is_named_by_the_states_it_trains_on_not_by_their_samples_alone():
+    """The same samples captured in another dtype, or anew, gave the old draft back."""
+    settings = {"train": {"lr": 1e-4}, "draft": {"warm_start": None}}
+    draft = SimpleNamespace(config=SimpleNamespace(to_json=dict), d2t=torch.zeros(4, dtype=torch.int64))
+
+    def key(digest, model="m"):
+        shard = SimpleNamespace(metadata={"content": "c"}, arrays={"digests": np.full((2, 16), digest, np.uint8)})
+        return run_key(settings, draft, SimpleNamespace(shards=[shard]), SimpleNamespace(metadata={"model": model}))
+
+    assert key(1) == key(1) and len({key(1), key(2), key(1, "other")}) == 3
