@@ -144,10 +144,11 @@ def without(draft, name, folder):
     return copy
 
 
-def checked(server, prompts, floor, folder):
+def checked(server, prompts, floor, folder, with_draft=True):
     """(exit code, what it said) of deploy/check."""
     shutil.copyfile(CHECK, folder / "check")
-    write_json(folder / "prompts.json", {"floor": floor, "max_new_tokens": TOKENS, "prompts": prompts[:4]})
+    asked = {"floor": floor, "with_draft": with_draft, "max_new_tokens": TOKENS, "prompts": prompts[:4]}
+    write_json(folder / "prompts.json", asked)
     done = subprocess.run([sys.executable, folder / "check", server.url], capture_output=True, text=True, timeout=300)
     return done.returncode, done.stdout + done.stderr
 
@@ -165,7 +166,10 @@ def test_sglang_accepts_what_the_draft_proposes_on_prompts_it_never_saw(model, t
     assert gain(sound) > 0.1
     with SglangCpu(model, tmp_path / "plain.log", {"max-running-requests": 4}) as server:
         plain = [ask(server, ids)["output_ids"] for ids in trained[1]]
-        assert checked(server, trained[1], 1.05, tmp_path)[0] == 1, "a server without a draft"
+        code, said = checked(server, trained[1], 1.05, tmp_path)
+        assert code == 1 and "serves without a draft" in said
+        code, said = checked(server, trained[1], 1.05, tmp_path, with_draft=False)
+        assert code == 0 and "launch_server.sh leaves the draft out" in said
     alike = [shared_start(a["output_ids"], b) for a, b in zip(sound, plain, strict=True)]
     assert sum(alike) > 0.4 * sum(map(len, plain)), "greedy answers are the target's own, up to a tie in bf16"
 

@@ -32,11 +32,8 @@ def swatch(name: str, names: Sequence[str]) -> Html:
 def stacked_bar(parts: Sequence[tuple[str, int, str]]) -> Html:
     """(label, count, class of its colour) as one thin bar with its key."""
     whole = sum(count for _, count, _ in parts)
-    bar = [
-        tag("div", cls=c, style=f"width:{100 * n / whole:.3f}%", title=f"{label}: {n:,}") for label, n, c in parts if n
-    ]
     key = [tag("span", tag("i", cls=c), f"{label} {n:,} ({share(n, whole)})") for label, n, c in parts]
-    return join(tag("div", *bar, cls="bar"), tag("div", *key, cls="key"))
+    return join(thin_bar(parts), tag("div", *key, cls="key"))
 
 
 def thin_bar(parts: Sequence[tuple[str, int, str]]) -> Html:

@@ -19,6 +19,7 @@ from eyas.pages import Html, Page, join, tag
 from eyas.progress import duration
 from eyas.storage import size
 
+PIPELINE = "✓ done, … going on, – not there. Prompts are answered by the target; records are its own words already."
 FOLDERS = {
     **{"sources": "the datasets' files", "target": "the target's tokenizer, weights that were converted, its lm_head"},
     **{"prepared": "prompts and token records", "responses": "the target's answers", "corpus": "token records, split"},
@@ -35,7 +36,7 @@ def describe_run(config: Config, root: Path) -> Page:
         f"A draft for {config.target.name}",
         _headline(run),
         _missing(run),
-        pages.section("From data to speedup", charts.pipeline_svg(*pipeline(run)), note=_pipeline_note()),
+        pages.section("From data to speedup", charts.pipeline_svg(*pipeline(run)), note=PIPELINE),
         _rows(run),
         _tokens(run),
         _answers(run),
@@ -217,10 +218,6 @@ def pipeline(run: Run) -> tuple[dict[str, Box], list[tuple[str, str]]]:
         *[("benchmark", "evaluation"), ("evaluation", "deploy")],
     ]
     return boxes, [(a, b) for a, b in flows if a in boxes and b in boxes]
-
-
-def _pipeline_note() -> str:
-    return "✓ done, … going on, – not there. Prompts are answered by the target; records are its own words already."
 
 
 def _short(count: int) -> str:
