@@ -25,10 +25,11 @@ from eyas.eagle3.propose import Proposer
 from eyas.eagle3.train import Folders, train
 from eyas.errors import EyasError
 from eyas.evaluation.acceptance import Acceptance
-from eyas.evaluation.engines import Places, try_draft
+from eyas.evaluation.engines import Places, drafted_by, try_draft
 from eyas.evaluation.prompts import Asked
 from eyas.evaluation.served import Served, lines_of
 from eyas.evaluation.summary import agreement, disagreement, summarize
+from eyas.evaluation.sweep import sweep_summary, swept
 from eyas.records import write_json
 from eyas.states import shard_path
 from eyas.target.embedded import Embedded
@@ -125,8 +126,11 @@ def gain(answers):
 
 @pytest.fixture(scope="module")
 def sound(model, trained, tmp_path_factory):
-    """Answers with the draft as it should be."""
-    return answered(model, *trained, tmp_path_factory.mktemp("sound"))
+    """Answers with the draft as it should be, and what deploy/check says of that server at two floors."""
+    (draft, prompts), folder = trained, tmp_path_factory.mktemp("sound")
+    with SglangCpu(model, folder / "server.log", served(model, draft)) as server:
+        answers = [ask(server, ids) for ids in prompts]
+        return answers, {floor: checked(server, prompts, floor, folder) for floor in (1.05, 3.9)}
 
 
 def shared_start(a, b):
@@ -153,24 +157,21 @@ def checked(server, prompts, floor, folder, with_draft=True):
     return done.returncode, done.stdout + done.stderr
 
 
-def test_the_check_of_a_running_server_tells_a_good_draft_from_a_poor_one(model, trained, tmp_path):
-    draft, prompts = trained
-    with SglangCpu(model, tmp_path / "server.log", served(model, draft)) as server:
-        code, said = checked(server, prompts, 1.05, tmp_path)
-        assert code == 0 and said.startswith("acceptance length 1."), said
-        code, said = checked(server, prompts, 3.9, tmp_path)
-        assert code == 1 and "expected 3.90 or more" in said, said
+def test_the_check_of_a_running_server_tells_a_good_draft_from_a_poor_one(sound):
+    (code, said), (poor, said_poor) = sound[1].values()
+    assert code == 0 and said.startswith("acceptance length 1."), said
+    assert poor == 1 and "expected 3.90 or more" in said_poor, said_poor
 
 
 def test_sglang_accepts_what_the_draft_proposes_on_prompts_it_never_saw(model, trained, sound, tmp_path):
-    assert gain(sound) > 0.1
+    assert gain(sound[0]) > 0.1
     with SglangCpu(model, tmp_path / "plain.log", {"max-running-requests": 4}) as server:
         plain = [ask(server, ids)["output_ids"] for ids in trained[1]]
         code, said = checked(server, trained[1], 1.05, tmp_path)
         assert code == 1 and "serves without a draft" in said
         code, said = checked(server, trained[1], 1.05, tmp_path, with_draft=False)
         assert code == 0 and "launch_server.sh leaves the draft out" in said
-    alike = [shared_start(a["output_ids"], b) for a, b in zip(sound, plain, strict=True)]
+    alike = [shared_start(a["output_ids"], b) for a, b in zip(sound[0], plain, strict=True)]
     assert sum(alike) > 0.4 * sum(map(len, plain)), "greedy answers are the target's own, up to a tie in bf16"
 
 
@@ -180,7 +181,7 @@ def test_a_tensor_that_is_missing_is_caught_and_would_cost_acceptance(model, tra
     damaged = without(draft, name, tmp_path)
     with pytest.raises(EyasError, match=rf"{name}: missing; SGLang would serve without it and accept nothing"):
         check_export(damaged)
-    assert gain(answered(model, damaged, prompts[:4], tmp_path)) < 0.6 * gain(sound[:4])
+    assert gain(answered(model, damaged, prompts[:4], tmp_path)) < 0.6 * gain(sound[0][:4])
 
 
 @pytest.fixture(scope="module")
@@ -233,6 +234,25 @@ def test_the_reference_and_sglang_accept_alike(settings, asked, places, walked):
     summary = summarize(evaluation, {"sglang": lines}, places.draft, speed)
     assert set(summary["speedup"]["sglang"]) == {"1", "4"} and summary["verdict"]["engine"] == "sglang"
     assert all(rates["tokens_per_s"] > 0 for at in speed.values() for rates in at.values())
+
+
+def test_a_sweep_tries_a_tree_on_the_real_server(settings, asked, places):
+    """The chain and the target alone were asked before, in the same state."""
+    wanted = {**settings["evaluate"], "sweep": {"chains": [3], "topk": [1, 2]}, "serving_concurrency": 4}
+    evaluation = Evaluation.model_validate(wanted)
+    tried, left_out = swept(evaluation, "sglang")
+    assert [(d.chain, d.topk, d.verified) for d in tried] == [(3, 1, 4), (3, 2, 7)] and not left_out
+    trials = [(d, try_draft("sglang", drafted_by(settings, d), asked, places, [4])[0]) for d in tried]
+    summary = sweep_summary(evaluation, "sglang", 4, trials)
+    chain, tree = summary["tried"]
+    assert tree["draft_tokens"] == 7 and tree["acceptance_length"] > chain["acceptance_length"], (
+        "the tree has the second choices, too"
+    )
+    alike = [
+        shared_start(a["output_ids"], b["output_ids"]) for a, b in zip(*(lines for _, lines in trials), strict=True)
+    ]
+    assert sum(alike) > 0.4 * sum(len(line["output_ids"]) for line in trials[0][1]), "the target's own, up to a tie"
+    assert summary["best"] in (chain, tree) and summary["sentence"]
 
 
 def test_the_reference_and_llamacpp_accept_alike(settings, asked, places, walked):

@@ -18,7 +18,7 @@ from workflow_copy import make_workflow
 
 pytestmark = [pytest.mark.xdist_group("slurm"), pytest.mark.skipif(bool(missing()), reason=missing())]
 
-DATASETS = ("A2_kimik25", "B3_magicoder")
+DATASETS = ("A2_kimik25", "B3_magicoder", "B5_openthoughts")
 # There is no accounting here, and slurm_cluster's squeue answers when jobs have ended.
 HERE = ("--slurm-status-command", "squeue", "--slurm-init-seconds-before-status-checks", "1")
 DEVICES = """
@@ -68,11 +68,11 @@ def slurm(tmp_path_factory):
         yield env
 
 
-def jobs(env):
-    """{comment of a job ("rule_prepare_prompts_wildcards_…"): its properties}."""
+def jobs(env, name=""):
+    """The properties of Slurm's jobs of a rule or a group (their comment: "rule_<its name>…"), in turn."""
     shown = subprocess.run(["scontrol", "--oneliner", "show", "job"], env=env, capture_output=True, text=True).stdout
     found = [dict(re.findall(r"(\S+?)=(\S+)", line)) for line in shown.splitlines()]
-    return {job["Comment"]: job for job in found if "Comment" in job}
+    return [job for job in found if job.get("Comment", "").startswith(f"rule_{name}")]
 
 
 def snakemake(folder, env):
@@ -110,23 +110,39 @@ def test_the_workflow_runs_from_sources_to_a_trained_draft(slurm, tmp_path, smol
     # As users have it: Snakemake passes a config file on to Slurm's jobs, but not --replace-workflow-config.
     shutil.copy(workflow.root / "test.yaml", workflow.root / "config/config.yaml")
     (workflow.root / "config/datasets.yaml").write_text("{}\n")
-    workflow.run("trained", "--profile", "profiles/slurm", *HERE, env=slurm)
+    asked = ("--profile", "profiles/slurm", *HERE, "--")
+    responses = [workflow.work / f"responses/{name}/tokenized_data.jsonl" for name in DATASETS[1:]]
 
-    ran = jobs(slurm)
-    shards = ("train_00000_00001", "heldout_00000_00001")
-    served = ["rule_generate_responses_wildcards_B3_magicoder", *(f"rule_capture_states_wildcards_{s}" for s in shards)]
-    prepared = ["rule_prepare_tokenized_wildcards_A2_kimik25", "rule_prepare_prompts_wildcards_B3_magicoder"]
-    assert {*served, *prepared, "rule_train_draft"} <= set(ran), "each is a job of Slurm's"
-    assert not [comment for comment in ran if "fetch" in comment], "downloads run where Snakemake runs"
-    for comment, gpus in {**dict.fromkeys(served, 1), **dict.fromkeys(prepared, 0), "rule_train_draft": 2}.items():
-        job = ran[comment]
-        assert (job["JobState"], job["NumNodes"], job["NumTasks"]) == ("COMPLETED", "1", "1")
+    # One allocation is to answer both datasets; it ends when it has answered one.
+    with subprocess.Popen(
+        workflow.command(*asked, *(path.relative_to(workflow.work) for path in responses)),
+        **{"cwd": workflow.root, "env": slurm, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT},
+    ) as run:
+        until(lambda: any(path.exists() for path in responses), 120)
+        subprocess.run(["scancel", jobs(slurm, "answers")[0]["JobId"]], env=slurm, check=True)
+        output = run.communicate(timeout=120)[0].decode()
+    (first,) = (path for path in responses if path.exists())
+    kept = first.stat().st_mtime_ns
+    assert run.returncode == 1, output
+    until(lambda: not workflow.servers())
+
+    # What it made stays, the rest is made, and jobs that ask the same server share an allocation and the server in it.
+    workflow.run(*asked, "trained", env=slurm)
+    assert all(path.exists() for path in responses) and first.stat().st_mtime_ns == kept
+    (_, answers), (states,) = jobs(slurm, "answers"), jobs(slurm, "states")
+    (training,) = jobs(slurm, "train_draft")
+    prepared = jobs(slurm, "prepare_prompts") + jobs(slurm, "prepare_tokenized")
+    assert len(prepared) == len(DATASETS), "each is a job of Slurm's"
+    assert not jobs(slurm, "fetch"), "downloads run where Snakemake runs"
+    asked_for = [(answers, 1, "2"), (states, 1, "2"), (training, 2, "1"), *((job, 0, "1") for job in prepared)]
+    for job, gpus, tasks in asked_for:
+        assert (job["JobState"], job["NumNodes"], job["NumTasks"]) == ("COMPLETED", "1", tasks)
         assert job.get("TresPerJob") == (f"gres:gpu:{gpus}" if gpus else None)
+    captured = sorted(path.parent.name for path in workflow.work.glob("hidden_states/*/*.safetensors"))
+    assert captured == ["heldout", "train"], "two jobs of one allocation"
+    assert len((workflow.work / "starts.txt").read_text().splitlines()) == 3, "a server for each allocation"
 
-    # Each of the jobs that need a server had one of its own, and it is gone with the job, long before idle_s.
-    steps = {f"slurm-{ran[comment]['JobId']}.0" for comment in served}
-    assert {path.name.partition("-")[2] for path in workflow.work.glob("state/server/*-slurm-*")} == steps
-    assert len((workflow.work / "starts.txt").read_text().splitlines()) == len(served)
+    # It is gone with the allocation, long before idle_s.
     until(lambda: not workflow.servers())
 
     # torchrun's two processes, each of which says what it trains; without CUDA they speak by gloo.
@@ -144,7 +160,7 @@ def test_two_nodes_of_a_job_give_the_losses_of_one(tmp_path, tmp_path_factory):
     (runs[1].folder / "Snakefile").write_text(TRAINING)
     with slurm_cluster(tmp_path_factory.mktemp("nodes"), nodes=2) as env:
         snakemake(runs[1].folder, env)
-        (job,) = jobs(env).values()
+        (job,) = jobs(env)
     assert (job["NumNodes"], job["NumTasks"], job["TresPerJob"]) == ("2", "2", "gres:gpu:4")
     log = (runs[1].folder / "log").read_text()
     assert log.count("M parameters") == 2, log
