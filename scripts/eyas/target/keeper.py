@@ -13,8 +13,7 @@ eyas.target.warm_server starts it; nobody types it. Who lives, and what makes th
   go of it or was killed, or when the server ends, it ends whatever the server started. Only then the locks are free.
 - The server dies with the guardian (PR_SET_PDEATHSIG); what it leaves behind then is the keeper's to end.
 - Under Slurm it goes with the step that started it, or with the allocation (profiles/slurm). Slurm kills it then where
-  it tracks processes by cgroups; by their parents it would find neither keeper nor server, and hand their devices to the
-  next job.
+  it tracks processes by cgroups; by their parents it would find neither keeper nor server, and hand their devices on.
 - Should keeper and guardian be killed together, the next keeper first ends what carries the folder's mark.
 
 How processes are found and ended: processes.py.

@@ -139,9 +139,9 @@ def open_drafting(target: Target, state: Path, draft: Path, drafting: Drafting |
 
 
 def server_folder(state: Path) -> Path:
-    """Where keeper and clients meet by locks and signals: one host, and of a Slurm job one step (or the allocation itself).
+    """Where keeper and clients meet by locks and signals: one host, and under Slurm one step, or one allocation.
 
-    A server runs on the devices of the step that started it and ends with it: nothing beyond it may count on the server.
+    A server runs on its devices and ends with it: no other job may count on it.
     """
     return state / "-".join(filter(None, (socket.gethostname(), slurm_step())))
 
