@@ -1,18 +1,20 @@
 """Real SGLang on the CPU captures what transformers computes: through the hook, in chunks, at the right layers."""
 
 import shutil
+from contextlib import contextmanager
 
 import pytest
 import torch
 
 from conftest import ROOT, SMOLLM2_GGUF
 from eyas.capture import capture_shard
-from eyas.config import Sglang, Target, load
+from eyas.config import Generation, Sglang, Target, load
 from eyas.corpus import build_corpus
 from eyas.layers import Shape, layers_of
 from eyas.states import Shard
 from eyas.states_encoding import decode
 from eyas.target.embedded import Embedded
+from eyas.target.engine import Request
 from eyas.target.head import Head, extract_head
 from eyas.target.launch import Capturing, open_engine
 from sglang_server import PYTHON, cpu_env, cpu_flags, require_sglang_cpu, shared_model
@@ -72,12 +74,13 @@ def capture(engine, corpus, layers, head, out):
     return shard
 
 
-def served(model, folder, explicit=None):
+def served(model, folder, explicit=None, replicas=1):
     """(layers, what opens the engine)"""
     shape = Shape.of(model)
     layers = layers_of(shape, explicit)
     flags = {**cpu_flags(), "dtype": "float32", "chunked-prefill-size": CHUNK}
-    sglang = Sglang(python=str(PYTHON), flags=flags, env=cpu_env(), gpus=0, idle_s=0)
+    env = cpu_env() | ({"SGLANG_CPU_OMP_THREADS_BIND": "|".join("01"[:replicas])} if replicas > 1 else {})
+    sglang = Sglang(python=str(PYTHON), flags=flags, env=env, gpus=0, replicas=replicas, idle_s=0)
     changes = {"engine": "sglang", "model": str(model), "weights": None, "sglang": sglang}
     target = Target.model_validate({**CONFIG.target.model_dump(), **changes})
     capturing = Capturing(layers, explicit is None, shape.architecture, {"max-running-requests": 4})
@@ -138,8 +141,26 @@ def test_both_engines_capture_what_transformers_computes(model, corpus, oracle, 
     assert not list((tmp_path / "state").rglob("tickets/*")), "no ticket is left"
 
 
-def test_layers_of_ones_own_choice(model, corpus, oracle, head, tmp_path):
-    layers, engine = served(model, tmp_path, explicit=(3, 14, 28))
+def test_layers_of_ones_own_choice_from_two_replicas(model, corpus, oracle, head, tmp_path):
+    """Two copies of the target side by side: both capture, and both answer."""
+    layers, opened_engine = served(model, tmp_path, explicit=(3, 14, 28), replicas=2)
+    prompts = [Request(str(k), list(range(1000 * k, 1000 * k + 20))) for k in range(8)]
+    logs, answers = [], []
+
+    def log():
+        return next(tmp_path.glob("state/server/*/*/server.log")).read_text()
+
+    @contextmanager
+    def engine():
+        with opened_engine() as served:
+            yield served
+            logs.append(log())
+            answers.extend(served.generate(prompts, Generation(temperature=0, max_new_tokens=8, concurrency=4)))
+            logs.append(log().removeprefix(logs[0]))
+
     for input_ids, aux, _ in samples(capture(engine, corpus, layers, head, tmp_path / "x.safetensors")):
         states = oracle(input_ids)
         assert likeness(aux, torch.cat([states[layer] for layer in layers], dim=-1)).min() > ALIKE
+    assert [len(answer.output_ids) for answer in answers] == [8] * len(prompts)
+    for written in logs:
+        assert {line.split(" DP")[1][0] for line in written.splitlines() if "Prefill batch" in line} == {"0", "1"}
