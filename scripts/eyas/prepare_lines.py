@@ -2,17 +2,15 @@
 
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from multiprocessing import get_context
+from functools import partial
 
 import orjson
 
 from eyas.chat import Chat, NotRenderable, Plan
-from eyas.errors import EyasError
 from eyas.prepare_rows import Payload, Settings
+from eyas.workers import Workers
 
 CHUNK_BYTES = 256 << 10  # of conversations that are encoded in one go
 
@@ -91,41 +89,36 @@ class Encoders:
     """`threads` processes that encode, in the order in which candidates come; one thread: this process."""
 
     def __init__(self, settings: Settings, chat: Chat, threads: int):
-        self.encoder, self.threads, self.pool = Encoder(settings, chat), threads, None
+        self.encoder = Encoder(settings, chat)
+        killed = (
+            f"{settings.dataset}: a worker process was killed, most likely for memory: raise "
+            "resources.prepare_mem_mb or lower resources.prepare_threads"
+        )
+        self.workers = Workers(threads, killed)
 
     def __enter__(self) -> "Encoders":
         global _worker
-        if self.threads > 1:
-            _worker = self.encoder
-            # Forked, so that a worker has the loaded tokenizer at once; the tokenizer's own threads are off.
+        if self.workers.count > 1:
+            _worker = self.encoder  # forked with the loaded tokenizer; its own threads are off
             os.environ["TOKENIZERS_PARALLELISM"] = "false"
-            self.pool = ProcessPoolExecutor(self.threads, mp_context=get_context("fork"))
+        self.workers.__enter__()
         return self
 
     def __exit__(self, *exc) -> None:
-        if self.pool is not None:
-            self.pool.shutdown(cancel_futures=True)
+        self.workers.__exit__(*exc)
 
     def encode(self, candidates: Iterable) -> Iterator[tuple]:
         """(candidate, Encoded or Turned) in order; at most a few chunks are in flight."""
+        encode = _encode_in_worker if self.workers.count > 1 else self.encoder.encode
         waiting: deque = deque()
-        try:
+
+        def jobs() -> Iterator[Callable]:
             for chunk in _chunks(candidates):
-                payloads = [c.payload for c in chunk]
-                if self.pool is None:
-                    yield from zip(chunk, self.encoder.encode(payloads), strict=True)
-                    continue
-                waiting.append((chunk, self.pool.submit(_encode_in_worker, payloads)))
-                while len(waiting) > 2 * self.threads:
-                    done, future = waiting.popleft()
-                    yield from zip(done, future.result(), strict=True)
-            for done, future in waiting:
-                yield from zip(done, future.result(), strict=True)
-        except BrokenProcessPool:
-            raise EyasError(
-                f"{self.encoder.settings.dataset}: a worker process was killed, most likely for memory: "
-                "raise resources.prepare_mem_mb or lower resources.prepare_threads"
-            ) from None
+                waiting.append(chunk)
+                yield partial(encode, [candidate.payload for candidate in chunk])
+
+        for encoded in self.workers.results(jobs()):
+            yield from zip(waiting.popleft(), encoded, strict=True)
 
 
 def _chunks(candidates: Iterable) -> Iterator[list]:

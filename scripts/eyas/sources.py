@@ -22,7 +22,6 @@ import json
 import logging
 import os
 import re
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +33,7 @@ from typing import TypeVar
 from eyas.config import Source
 from eyas.errors import EyasError
 from eyas.records import write_json
+from eyas.storage import refuse_full_disk
 
 log = logging.getLogger(__name__)
 
@@ -315,12 +315,8 @@ def _download(jobs: list[tuple[Source, str, HubFile, Path]], folder: Path) -> No
             "unset it, or fetch once with a network"
         )
     needed = sum(file.bytes - (_size(_part(path)) or 0) for _, _, file, path in missing)
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise EyasError(
-            f"{folder}: {len(missing)} file(s) need {needed / 1e9:.3f} GB more, the disk has {free / 1e9:.3f} GB free: "
-            "make room, or choose a working directory on another disk"
-        )
+    remedy = "make room, or choose a working directory on another disk"
+    refuse_full_disk(folder, f"{len(missing):,} files to download", needed, lambda free: remedy)
     for source, commit, file, path in missing:
         _download_file(source, commit, file, path)
 
