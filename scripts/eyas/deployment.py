@@ -17,7 +17,7 @@ import yaml
 
 from eyas.config import Deployment, Evaluation, Target
 from eyas.eagle3.export import CONFIG, WEIGHTS, check_export
-from eyas.errors import EyasError
+from eyas.errors import EyasError, first_line
 from eyas.evaluation import ENGINES
 from eyas.evaluation.prompts import in_turns, read_prompts
 from eyas.records import read_json, whole_file, write_json
@@ -80,10 +80,9 @@ def push(draft: Path, deployment: Deployment, target: str) -> dict:
         api.create_repo(repo, private=deployment.private, exist_ok=True)
         commit = api.upload_folder(folder_path=draft, repo_id=repo, commit_message=f"EAGLE-3 draft for {target}")
     except Exception as error:  # network, access, name: many kinds, and all end here
-        first = (str(error) or type(error).__name__).splitlines()[0]
         raise EyasError(
-            f"deploy.repo: {repo or 'the token'}: the Hub does not take it ({first}): use a token that may write, or "
-            "name another repository"
+            f"deploy.repo: {repo or 'the token'}: the Hub does not take it ({first_line(error)}): use a token that may "
+            "write, or name another repository"
         ) from None
     return {"repo": repo, "commit": commit.oid, "url": f"{api.endpoint}/{repo}"}
 

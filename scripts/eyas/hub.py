@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from eyas.errors import EyasError
+from eyas.errors import EyasError, first_line
 
 
 def model_file(model: str, name: str, revision: str | None, key: str, *, required: bool = True) -> Path | None:
@@ -25,10 +25,9 @@ def model_file(model: str, name: str, revision: str | None, key: str, *, require
         except RemoteEntryNotFoundError:
             problem = "the repository has no such file"
         except Exception as error:  # network, access, name: many kinds, and all end here
-            first = (str(error) or type(error).__name__).splitlines()[0]
             raise EyasError(
-                f"{model}/{name}: cannot be downloaded ({first}): correct {key}, log in (HF_TOKEN), or name a folder "
-                "that has the files"
+                f"{model}/{name}: cannot be downloaded ({first_line(error)}): correct {key}, log in (HF_TOKEN), or "
+                "name a folder that has the files"
             ) from None
     if required:
         raise EyasError(f"{model}/{name}: {problem}: {key} must name a model in safetensors files")
