@@ -49,11 +49,16 @@ class CachedTarget:
         self.stop_ids = frozenset([stop] if isinstance(stop, int) else stop or [])
         self.context = self.model.config.get_text_config().max_position_embeddings
         self.layers = layers
-        self.restart()
+        self.prompt: list[int] | None = None
 
-    def restart(self) -> None:
-        """Forget what was read."""
-        self.cache, self.length = DynamicCache(), 0
+    def begin(self, prompt: list[int]) -> tuple[Tensor, Tensor]:
+        """Forget all, and read a prompt: `read(prompt, 1)`. The one that was read last is not read again."""
+        if prompt == self.prompt:
+            self.forget(len(prompt))
+        else:
+            self.cache, self.length = DynamicCache(), 0
+            self.prompt, self.first = prompt, self.read(prompt, 1)
+        return self.first
 
     @torch.inference_mode()
     def read(self, ids: list[int], keep: int) -> tuple[Tensor, Tensor]:
@@ -78,8 +83,7 @@ class CachedTarget:
 def answer_alone(target: CachedTarget, prompt: list[int], name: str, sampling: Generation) -> tuple[list[int], float]:
     """(tokens of the target without a draft, seconds after the first one); name: of the prompt, for its seed."""
     choose = _Dice(name, sampling)
-    target.restart()
-    logits, _ = target.read(prompt, 1)
+    logits, _ = target.begin(prompt)
     out = [choose(logits[0])]
     started = time.perf_counter()
     while _goes_on(target, prompt, out, sampling.max_new_tokens, 1):
@@ -93,9 +97,8 @@ def walk(
 ) -> Walk:
     """Answer with `chain` drafts at each step; the proposer has room for the context that the target has."""
     choose, accepted = _Dice(name, sampling), [0] * (chain + 1)
-    target.restart()
+    logits, aux = target.begin(prompt)
     proposer.restart()
-    logits, aux = target.read(prompt, 1)
     out = [choose(logits[0])]
     started, chains = time.perf_counter(), 0.0
     proposer.extend(aux, torch.tensor([*prompt[1:], out[0]], device=target.device))
