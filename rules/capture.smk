@@ -29,6 +29,7 @@ rule fetch_head:
 rule capture_states:
     """Capture the hidden states of one shard of one split; resumes sample by sample."""
     input:
+        going_on,
         remade_when("is-no-whole-shard", is_no_shard, "hidden_states/{split}/{shard}-of-{shards}.safetensors"),
         corpus="corpus/{split}.parquet",
         tokenizer="target/tokenizer/manifest.json",

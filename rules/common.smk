@@ -175,6 +175,16 @@ def prepared_file(wildcards):
     return f"prepared/{wildcards.dataset}/{CONFIG.dataset(wildcards.dataset).produces}.jsonl"
 
 
+def going_on(wildcards):
+    """No file: where jobs share an allocation, one that fails leaves the others, as it does everywhere.
+
+    Snakemake does not pass --keep-going on to an allocation, and reads it once it has asked for the input files.
+    """
+    if workflow.remote_exec:
+        workflow.execution_settings.keep_going = True
+    return []
+
+
 def check_gpus():
     """Refuse to start where Snakemake would not count GPUs, or would clip what a rule asks for, both in silence."""
     if workflow.non_local_exec or workflow.remote_exec:

@@ -27,6 +27,7 @@ if CONFIG.target.weights is not None:
 rule generate_responses:
     """Let the target answer one dataset's prompts; resumes prompt by prompt."""
     input:
+        going_on,
         remade_when_blank("responses/{dataset}/tokenized_data.jsonl", "responses/{dataset}/stats.json"),
         prompts="prepared/{dataset}/prompts.jsonl",
         tokenizer="target/tokenizer/manifest.json",

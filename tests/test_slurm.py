@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -129,7 +130,8 @@ def test_the_workflow_runs_from_sources_to_a_trained_draft(slurm, tmp_path, smol
     # What it made stays, the rest is made, and jobs that ask the same server share an allocation and the server in it.
     workflow.run(*asked, "trained", env=slurm)
     assert all(path.exists() for path in responses) and first.stat().st_mtime_ns == kept
-    (_, answers), (states,) = jobs(slurm, "answers"), jobs(slurm, "states")
+    (cut_short, answers), (states,) = jobs(slurm, "answers"), jobs(slurm, "states")
+    assert cut_short["TresPerJob"] == "gres:gpu:1" and cut_short["TimeLimit"] == "08:00:00", "for two jobs, in turns"
     (training,) = jobs(slurm, "train_draft")
     prepared = jobs(slurm, "prepare_prompts") + jobs(slurm, "prepare_tokenized")
     assert len(prepared) == len(DATASETS), "each is a job of Slurm's"
@@ -149,6 +151,25 @@ def test_the_workflow_runs_from_sources_to_a_trained_draft(slurm, tmp_path, smol
     log = (workflow.work / "logs/train_draft.log").read_text()
     assert log.count("M parameters") == 2, log
     assert json.loads((workflow.work / "draft/training.json").read_bytes())["steps"] > 0
+
+
+def test_a_job_that_fails_leaves_the_others_of_its_allocation(slurm, tmp_path, smollm2_folder):
+    workflow = make_workflow(tmp_path, DATASETS[1:], smollm2_folder, gpus=1)
+    shutil.copy(workflow.root / "test.yaml", workflow.root / "config/config.yaml")
+    (workflow.root / "config/datasets.yaml").write_text("{}\n")
+    workflow.run("prepared")
+    (workflow.work / "prepared/B5_openthoughts/prompts.jsonl").write_text("no JSON\n")
+    output = workflow.run("--profile", "profiles/slurm", *HERE, "--", "generated", env=slurm, expect=1)
+    asked = re.findall(
+        r"^rule generate_responses:\n(?:    .*\n)*?    wildcards: dataset=(\w+)", allocation(output), re.M
+    )
+    assert asked == ["B5_openthoughts", "B3_magicoder"], "the one that fails came first"
+    assert [path.parent.name for path in workflow.work.glob("responses/*/stats.json")] == ["B3_magicoder"]
+
+
+def allocation(output):
+    """The log of the allocation that a run's output names."""
+    return Path(re.search(r"\(log: (\S+/group_answers\S*\.log)\)", output).group(1)).read_text()
 
 
 def test_two_nodes_of_a_job_give_the_losses_of_one(tmp_path, tmp_path_factory):

@@ -1,5 +1,6 @@
 """One way to try a draft, whatever engine does it."""
 
+import socket
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -7,10 +8,12 @@ from functools import partial
 from pathlib import Path
 
 from eyas.config import Evaluation, Target
+from eyas.differences import fingerprint
 from eyas.errors import EyasError
 from eyas.evaluation.prompts import Asked, first_of_each
 from eyas.evaluation.served import Served, lines_of, prompts_by_concurrency
 from eyas.evaluation.trials import run_trials, trial_key
+from eyas.target.engine import identity_of
 from eyas.target.launch import Drafting, open_drafting
 
 
@@ -68,7 +71,13 @@ def _walk(evaluation: Evaluation, target: Target, at: Places):
     if at.threads:
         torch.set_num_threads(at.threads)
     device = "cpu" if target.engine == "sglang" else None  # the GPUs are for servers, which lease them
-    return nullcontext(walk_trial(target.model, at.draft, Head.load(at.head).embed_tokens, evaluation, device))
+    asked = evaluation.model_dump(mode="json", include={"max_new_tokens", "temperature"})
+    key = (identity_of(target), asked, socket.gethostname(), at.threads)
+
+    def kept(prompt: Asked) -> Path:
+        return at.state / f"evaluation/alone-{fingerprint(key, prompt.id, prompt.input_ids)}.json"
+
+    return nullcontext(walk_trial(target.model, at.draft, Head.load(at.head).embed_tokens, evaluation, kept, device))
 
 
 def _llamacpp(evaluation: Evaluation, target: Target, at: Places):

@@ -18,6 +18,7 @@ from eyas.eagle3.export import check_export, load_draft
 from eyas.eagle3.propose import Proposer
 from eyas.evaluation.prompts import Asked
 from eyas.layers import architecture_of, layers_of_ids
+from eyas.records import read_json, write_json
 from eyas.target.engine import seed_of
 from eyas.target.weights import load_model
 
@@ -120,11 +121,17 @@ def walk(
 
 
 def walk_trial(
-    model: str, draft: Path, embeddings: Tensor, evaluation: Evaluation, device: str | None = None
+    model: str,
+    draft: Path,
+    embeddings: Tensor,
+    evaluation: Evaluation,
+    kept: Callable[[Asked], Path],
+    device: str | None = None,
 ) -> Callable[[Asked], dict]:
     """The reference engine with the draft of a folder.
 
-    embeddings [vocabulary, H]: the target's. device: see weights.load_model.
+    embeddings [vocabulary, H]: the target's. kept: where a prompt's answer without a draft is put, for other drafts to
+    find it. device: see weights.load_model.
     """
     check_export(draft)
     trained = load_draft(draft, embeddings).requires_grad_(False)
@@ -133,16 +140,22 @@ def walk_trial(
     trained.to(target.device)
     proposer = Proposer(trained, target.context + evaluation.chain)
 
+    def alone(prompt: Asked) -> dict:
+        path = kept(prompt)
+        if path.exists():
+            return read_json(path, f"delete {path}, and run again: the prompt is answered anew")
+        ids, seconds = answer_alone(target, prompt.input_ids, prompt.id, evaluation.sampling)
+        write_json(path, answer := {"alone_ids": ids, "alone_seconds": round(seconds, 4)})
+        return answer
+
     def trial(prompt: Asked) -> dict:
         found = walk(target, proposer, prompt.input_ids, prompt.id, evaluation.sampling, evaluation.chain)
-        alone, seconds = answer_alone(target, prompt.input_ids, prompt.id, evaluation.sampling)
         return {
             "output_ids": found.output_ids,
             "accepted": found.accepted,
             "seconds": round(found.seconds, 4),
             "chain_seconds": round(found.chain_seconds, 4),
-            "alone_ids": alone,
-            "alone_seconds": round(seconds, 4),
+            **alone(prompt),
         }
 
     return trial
