@@ -62,7 +62,7 @@ class StepLosses(Function):
         large, small = (max(1, size // (n * len(cast))) for size in CHUNK.get(device.type) or CHUNK["cuda"])
         large, small = min(large, len(plan.good)), min(small, large, len(plan.good))
         held = cast.new_empty(large, n, len(cast))  # logits, then their gradient
-        room = torch.empty(small, n, len(cast), device=device)
+        room = None if wide else torch.empty(small, n, len(cast), device=device)
         teacher = _Teacher(inputs, large, small)
         for start in range(0, len(plan.good), large):
             good, top1 = (x[start : start + large] for x in (plan.good, plan.top1))  # [c] rows of the plan
@@ -79,8 +79,10 @@ class StepLosses(Function):
             teacher.look_at(good, labels[start : start + c])
             for a in range(0, c, small):
                 part = slice(a, min(a + small, c))
-                q = room[: part.stop - a].copy_(logits[part])
-                loss, guess, overlap = compare(logits[part], teacher.of(part), q, inputs.gradient)
+                z = logits[part] if wide else room[: min(a + small, c) - a].copy_(logits[part])
+                loss, guess, overlap = compare(z, teacher.of(part), inputs.gradient)
+                if inputs.gradient and not wide:
+                    logits[part].copy_(z)
                 sums[:n] += torch.where(counted[part], loss, 0).sum(0)
                 overlaps[:n] += torch.where(counted[part], overlap, 0).sum(0)
                 right = counted[part] & (guess + inputs.d2t[guess] == top1[part, None])  # [.., steps]
@@ -137,51 +139,51 @@ class _Teacher:
         return torch.softmax(self.held[part], -1, dtype=torch.float32, out=p)
 
 
-# Each: (logits [c, steps, V], teacher, q: the same in fp32, gradient?) → (loss, argmax, overlap [c, steps]).
-# q becomes the draft's distribution; with gradient, d loss / d logits takes the place of the logits.
+# Each: (z: logits in fp32 [c, steps, V], teacher, gradient?) → (loss, argmax, overlap [c, steps]).
+# z becomes the draft's distribution q; with gradient, d loss / d logits takes its place.
 
 
-def _kl(logits: Tensor, p: Tensor, q: Tensor, gradient: bool):
+def _kl(z: Tensor, p: Tensor, gradient: bool):
     """−Σ p log q = log Σ exp z − Σ p·z, since Σ p = 1; gradient q − p.  KL without the target's constant entropy."""
-    dot = torch.bmm(p[:, None], q.mT).squeeze(1)  # [c, steps]
-    guess, log_sum = _softmax(q)
+    dot = torch.bmm(p[:, None], z.mT).squeeze(1)  # [c, steps]
+    guess, log_sum = _softmax(z)
     loss = log_sum - dot
     if gradient:
-        logits.copy_(q.sub_(p[:, None]))
+        z.sub_(p[:, None])
     return loss, guess, torch.zeros_like(loss)
 
 
-def _hard(logits: Tensor, labels: Tensor, q: Tensor, gradient: bool):
+def _hard(z: Tensor, labels: Tensor, gradient: bool):
     """−log q[label]; gradient q − [label]."""
-    at = labels[:, None, None].expand(*logits.shape[:2], 1)  # [c, steps, 1]
-    label = q.gather(-1, at).squeeze(-1)
-    guess, log_sum = _softmax(q)
+    at = labels[:, None, None].expand(*z.shape[:2], 1)  # [c, steps, 1]
+    label = z.gather(-1, at).squeeze(-1)
+    guess, log_sum = _softmax(z)
     loss = log_sum - label
     if gradient:
-        logits.copy_(q.scatter_add_(-1, at, q.new_full(at.shape, -1.0)))
+        z.scatter_add_(-1, at, z.new_full(at.shape, -1.0))
     return loss, guess, torch.zeros_like(loss)
 
 
-def _lk(logits: Tensor, p: Tensor, q: Tensor, gradient: bool):
+def _lk(z: Tensor, p: Tensor, gradient: bool):
     """−log α, α = Σ min(p, q): the likelihood of acceptance (LK losses, arXiv 2602.23881, its L^α).
 
     With b = [q < p]: dα/dz_k = q_k·(b_k − Σ q·b), so the gradient is q_k·(Σ q·b − b_k)/α.
     """
-    guess, _ = _softmax(q)
-    p = p[:, None]
+    guess, _ = _softmax(z)
+    q, p = z, p[:, None]
     alpha = torch.minimum(p, q).sum(-1).clamp_min(1e-20)  # [c, steps]
     if gradient:
         below = (q < p).to(q.dtype)
         share = (q * below).sum(-1, keepdim=True)
-        logits.copy_(q.mul_(below.neg_().add_(share)).div_(alpha[..., None]))
+        q.mul_(below.neg_().add_(share)).div_(alpha[..., None])
     return -alpha.log(), guess, alpha
 
 
-def _softmax(q: Tensor) -> tuple[Tensor, Tensor]:
-    """Turns logits into their softmax in place; (argmax, log Σ exp z): at the argmax, log Σ exp z = z − log q."""
-    top, guess = row_max(q)
-    torch.softmax(q, -1, out=q)
-    return guess, top - q.gather(-1, guess.unsqueeze(-1)).squeeze(-1).log()
+def _softmax(z: Tensor) -> tuple[Tensor, Tensor]:
+    """Turns logits into their softmax q in place; (argmax, log Σ exp z): at the argmax, log Σ exp z = z − log q."""
+    top, guess = row_max(z)
+    torch.softmax(z, -1, out=z)
+    return guess, top - z.gather(-1, guess.unsqueeze(-1)).squeeze(-1).log()
 
 
 _LOSSES = {"kl": _kl, "hard": _hard, "lk": _lk}
