@@ -304,7 +304,12 @@ def test_the_agreement_check_catches_each_planted_fault(settings, asked, places,
             return rms_norm(layer(self, *args), self.draft.config.rms_norm_eps)[0] * self.draft.norm.weight
 
         monkeypatch.setattr(Proposer, "_layer", normed)
+    (tmp_path / "evaluation").mkdir()
+    for path in places.state.glob("evaluation/alone-*.json"):
+        shutil.copy(path, tmp_path / "evaluation")
     lines, _ = try_draft("walk", settings, asked[:5], replace(places, draft=draft, state=tmp_path))
+    alone = [[line["alone_ids"], line["alone_seconds"]] for line in (*lines, *walked[:5])]
+    assert alone[:5] == alone[5:], "what the target alone answered was kept"
     found = agreement(walked, lines)
     assert found["answers"] == len(lines), "the answers are the target's own"
     assert [finding["kind"] for finding in disagreement("sglang", found)] == ["engines"], found
