@@ -84,7 +84,7 @@ def trained(model, smollm2, tmp_path_factory):
     head = Head.load(folder / "head.safetensors")
     settings = {**settings_for(head), **{k: v for k, v in CONFIG.train_settings().items() if k in ("draft", "train")}}
     settings["capture"] |= {"shards": 1, "heldout_shards": 1}
-    settings["train"] |= {"max_minutes": None, "epochs": 20, "batch_tokens": 1024, "evaluate_every": 1000}
+    settings["train"] |= {"max_minutes": None, "epochs": 25, "batch_tokens": 1024, "evaluate_every": 1000}
     for split in ("train", "heldout"):
         out = shard_path(folder / "hidden_states" / split, 0, 1)
         capture_shard(settings, folder / f"corpus/{split}.parquet", LAYERS, head, 0, 1, lambda: opened(engine), out)
